@@ -1,0 +1,91 @@
+"""What the miniature's trainings share: a progress bar with time left, and files to go on from."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from codmd.errors import UserError
+
+
+def progress(title: str, start: int, steps: int) -> Iterator[tuple[int, Callable[[str], None]]]:
+    """Yield (step, say) with a bar on a terminal, or a line every few seconds where there is none."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        begun = last = time.monotonic()
+        for step in range(start, steps):
+            said: list[str] = []
+            yield step, said.append
+            now = time.monotonic()
+            if now - last > 20 or step + 1 == steps:
+                last = now
+                left = (now - begun) / (step + 1 - start) * (steps - step - 1)
+                console.print(f"{title} {step + 1}/{steps}, {left / 60:.1f} min left, {' '.join(said)}", highlight=False)
+        return
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[said]}"), console=console) as bar:
+        task = bar.add_task(title, total=steps, completed=start, said="")
+        for step in range(start, steps):
+            yield step, lambda text: bar.update(task, said=text)
+            bar.advance(task)
+
+
+class TrainingState:
+    """Weights and optimizer of a training in one safetensors file that is replaced whole; its step in the header."""
+
+    def __init__(self, folder: Path, modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer) -> None:
+        self.file, self.modules, self.optimizer = folder / "state.safetensors", modules, optimizer
+
+    def save(self, step: int) -> None:
+        """Write aside, sync, rename: a crash leaves the old file or the new one."""
+        tensors = {
+            f"{name}|{key}": value.detach().contiguous()
+            for name, module in self.modules.items()
+            for key, value in module.state_dict().items()
+        }
+        optimizer = self.optimizer.state_dict()
+        for index, entry in optimizer["state"].items():
+            tensors |= {f"optimizer|{index}|{key}": torch.as_tensor(value).contiguous() for key, value in entry.items()}
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        aside = self.file.with_suffix(".writing")
+        save_file(tensors, aside, metadata={"step": str(step), "groups": json.dumps(optimizer["param_groups"])})
+        with aside.open("rb") as handle:
+            os.fsync(handle.fileno())
+        aside.replace(self.file)
+
+    def save_every(self, interval: int, step: int, steps: int) -> None:
+        if step % interval == 0 or step == steps:
+            self.save(step)
+
+    def resume(self) -> int:
+        """Load the saved state where there is one; the number of steps it has done."""
+        if not self.file.exists():
+            return 0
+        try:
+            from safetensors import safe_open
+
+            with safe_open(self.file, "pt") as handle:
+                header = handle.metadata()
+            tensors = load_file(self.file)
+        except Exception as error:
+            raise UserError(f"{self.file} cannot be read ({error}); delete it to start the training anew") from error
+        for name, module in self.modules.items():
+            prefix = f"{name}|"
+            module.load_state_dict({k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)})
+        state: dict[int, dict[str, torch.Tensor]] = {}
+        for key, value in tensors.items():
+            if key.startswith("optimizer|"):
+                _, index, name = key.split("|")
+                state.setdefault(int(index), {})[name] = value
+        self.optimizer.load_state_dict({"state": state, "param_groups": json.loads(header["groups"])})
+        return int(header["step"])

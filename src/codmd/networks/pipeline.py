@@ -1,0 +1,63 @@
+"""A Wan folder in the diffusers layout, loaded from disk with stock classes into the parts that we use."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diffusers import WanPipeline
+
+from codmd.errors import UserError
+from codmd.networks.text import TextEncoder
+from codmd.networks.vae import LatentCodec
+from codmd.networks.wan import WanNetwork
+
+NATIVE_SIZE = (81, 480, 832)  # frames, height, width of Wan2.1 at 480p
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The teacher and what surrounds it. `size` is frames, height, width of the clips it was trained on."""
+
+    folder: Path
+    network: WanNetwork
+    text: TextEncoder
+    codec: LatentCodec
+    scheduler: Any
+    size: tuple[int, int, int]
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int, int]:
+        """[C, F, H, W] of one clip's latents at the native size."""
+        return self.codec.latent_shape(*self.size)
+
+
+def load_pipeline(folder: str | Path) -> Pipeline:
+    """Load a pipeline folder; whatever is wrong with it is said in one line.
+
+    `codmd.json` beside `model_index.json` may state the native size (the miniature has one); a folder without it
+    is taken for Wan2.1 at 480p.
+    """
+    folder = Path(folder)
+    if not (folder / "model_index.json").is_file():
+        what = "no such folder" if not folder.exists() else "it has no model_index.json"
+        raise UserError(f"{folder} is not a diffusers pipeline folder ({what}); give a Wan2.1 folder or 'mini'")
+    try:
+        stock = WanPipeline.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # diffusers, transformers and safetensors each raise their own
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{folder} cannot be loaded as a WanPipeline: {reason}") from error
+    stock.transformer.eval().requires_grad_(False)
+    stock.text_encoder.eval().requires_grad_(False)
+    facts = folder / "codmd.json"
+    size = tuple(json.loads(facts.read_text())["size"]) if facts.is_file() else NATIVE_SIZE
+    return Pipeline(
+        folder=folder,
+        network=WanNetwork(stock.transformer),
+        text=TextEncoder(stock.tokenizer, stock.text_encoder),
+        codec=LatentCodec(stock.vae),
+        scheduler=stock.scheduler,
+        size=size,  # type: ignore[arg-type]
+    )

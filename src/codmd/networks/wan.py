@@ -1,0 +1,38 @@
+"""Wan's transformer as this package sees it: noisy latents, a time in [0, 1] and a prompt in, a velocity out."""
+
+from __future__ import annotations
+
+from diffusers import WanTransformer3DModel
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from codmd.flow import x0_from_velocity
+from codmd.networks.text import FoldedPadding, TextCondition
+
+NETWORK_TIME = 1000.0  # Wan's time runs from 0 to 1000
+
+
+class WanNetwork(nn.Module):
+    """A stock `WanTransformer3DModel` in one of the roles: student, teacher or fake."""
+
+    def __init__(self, transformer: WanTransformer3DModel) -> None:
+        super().__init__()
+        self.transformer = transformer
+        self._padding = FoldedPadding()
+        for block in transformer.blocks:
+            block.attn2.set_processor(self._padding)
+
+    def forward(self, x_t: Float[Tensor, "B C F H W"], t: Float[Tensor, " B"], text: TextCondition) -> Tensor:
+        """Velocity v = eps - x0 at x_t."""
+        self._padding.bias = text.key_bias()
+        return self.transformer(
+            hidden_states=x_t, timestep=t * NETWORK_TIME, encoder_hidden_states=text.tokens, return_dict=False
+        )[0]
+
+    def velocity(self, x_t: Float[Tensor, "B C F H W"], t: Float[Tensor, " B"], text: TextCondition) -> Tensor:
+        """Velocity v = eps - x0 at x_t."""
+        return self(x_t, t, text)
+
+    def x0(self, x_t: Float[Tensor, "B C F H W"], t: Float[Tensor, " B"], text: TextCondition) -> Tensor:
+        """The clean sample that the velocity points to, x0 = x_t - t v, in fp32."""
+        return x0_from_velocity(x_t, self(x_t, t, text), t)
