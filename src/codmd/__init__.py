@@ -1,4 +1,4 @@
-"""Copula-aware distribution matching distillation: many-step video diffusion models made into few-step ones."""
+"""Copula-aware distribution matching distillation: makes few-step video models of many-step ones."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The probability path of a rectified flow: noising, and what x0, velocity and score have to do with each other.
+"""The probability path of a rectified flow: noising, and how x0, velocity and score follow from each other.
 
 With data ``x0``, noise ``eps`` and time ``t`` in [0, 1]::
 
-    x_t = (1 - t) x0 + t eps        v = eps - x0        x0 = x_t - t v        score = -(x_t - (1 - t) x0) / t^2
+    x_t = (1 - t) x0 + t eps       v = eps - x0       x0 = x_t - t v       score = -(x_t - (1 - t) x0) / t^2
 
-The paper writes a diffusion with alpha_t and sigma_t; here alpha_t = 1 - t and sigma_t = t (docs/paper.md, R18).
-Everything is computed in float32 or better, whatever the precision of the networks: at t = 0.02 a bfloat16
-subtraction would lose most of the digits. ``t`` is a number, a scalar tensor, or one time a sample.
+The paper writes a diffusion with alpha_t and sigma_t; here alpha_t = 1 - t and sigma_t = t (docs/paper.md,
+R18). Everything is computed in float32 or better, whatever the precision of the networks: at t = 0.02 a
+bfloat16 subtraction would lose most of the digits. ``t`` is a number, a scalar tensor, or one time a sample.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def velocity_from_x0(x_t: Samples, x0: Samples, t: Time) -> Samples:
 
 
 def score_from_x0(x_t: Samples, x0: Samples, t: Time) -> Samples:
-    """s = -(x_t - alpha_t x0) / sigma_t^2, the paper's score of a denoiser (its notation table), for t > 0."""
+    """s = -(x_t - alpha_t x0) / sigma_t^2, the paper's score of a denoiser (notation table), for t > 0."""
     x_t, x0 = _precise(x_t), _precise(x0)
     t = _per_sample(t, x_t)
     return -(x_t - (1 - t) * x0) / t.square()
