@@ -1,0 +1,1 @@
+"""Prompts, and the streams of random numbers that a run is made of."""
