@@ -166,9 +166,7 @@ def test_scale_invariance(loss, form):
     """Cosines know no norm: scaling x, real or fake changes nothing; the gradient scales inversely."""
     x, real, fake = latents()
     value, slope = gradient_at(lambda x: loss(x, real, fake, form=form).mean(), x)
-    scaled_value, scaled_slope = gradient_at(
-        lambda x: loss(x, 7 * real, 0.2 * fake, form=form).mean(), 3 * x
-    )
+    scaled_value, scaled_slope = gradient_at(lambda x: loss(x, 7 * real, 0.2 * fake, form=form).mean(), 3 * x)
     torch.testing.assert_close(scaled_value, value)
     torch.testing.assert_close(3 * scaled_slope, slope)
     # So do scales of one's own for each sample, and for each frame of it.

@@ -29,38 +29,38 @@ WAN_1_3B_STEPS = (1.0, 0.9, 0.757, 0.522)
 
 def add_noise(x0: Samples, eps: Samples, t: Time) -> Samples:
     """x_t = (1 - t) x0 + t eps, the forward diffusion of Algorithm 1."""
-    x0, eps = _precise(x0), _precise(eps)
+    x0, eps = at_least_float32(x0), at_least_float32(eps)
     t = _per_sample(t, x0)
     return (1 - t) * x0 + t * eps
 
 
 def velocity(x0: Samples, eps: Samples) -> Samples:
     """v = dx_t/dt = eps - x0: what a flow network is trained to predict."""
-    return _precise(eps) - _precise(x0)
+    return at_least_float32(eps) - at_least_float32(x0)
 
 
 def x0_from_velocity(x_t: Samples, v: Samples, t: Time) -> Samples:
     """x0 = x_t - t v."""
-    x_t, v = _precise(x_t), _precise(v)
+    x_t, v = at_least_float32(x_t), at_least_float32(v)
     return x_t - _per_sample(t, x_t) * v
 
 
 def velocity_from_x0(x_t: Samples, x0: Samples, t: Time) -> Samples:
     """v = (x_t - x0) / t, for t > 0."""
-    x_t, x0 = _precise(x_t), _precise(x0)
+    x_t, x0 = at_least_float32(x_t), at_least_float32(x0)
     return (x_t - x0) / _per_sample(t, x_t)
 
 
 def score_from_x0(x_t: Samples, x0: Samples, t: Time) -> Samples:
     """s = -(x_t - alpha_t x0) / sigma_t^2, the paper's score of a denoiser (notation table), for t > 0."""
-    x_t, x0 = _precise(x_t), _precise(x0)
+    x_t, x0 = at_least_float32(x_t), at_least_float32(x0)
     t = _per_sample(t, x_t)
     return -(x_t - (1 - t) * x0) / t.square()
 
 
 def x0_from_score(x_t: Samples, score: Samples, t: Time) -> Samples:
     """x0 = (x_t + t^2 s) / (1 - t), for t < 1: at t = 1 the noisy sample says nothing about x0."""
-    x_t, score = _precise(x_t), _precise(score)
+    x_t, score = at_least_float32(x_t), at_least_float32(score)
     t = _per_sample(t, x_t)
     return (x_t + t.square() * score) / (1 - t)
 
@@ -70,7 +70,7 @@ def guide(uncond: Samples, cond: Samples, w: float) -> Samples:
 
     w = 1 is no guidance. Some releases write c + g (c - u) instead: the same figure there means w = 1 + g.
     """
-    uncond, cond = _precise(uncond), _precise(cond)
+    uncond, cond = at_least_float32(uncond), at_least_float32(cond)
     return uncond + w * (cond - uncond)
 
 
@@ -79,7 +79,7 @@ def shift(u: NumberOrTensor, k: float) -> NumberOrTensor:
     if not k > 0:
         raise UserError(f"time shift must be above 0, got {k}: 1 means no shift, Wan uses 5 or 8")
     if isinstance(u, Tensor):
-        u = _precise(u)
+        u = at_least_float32(u)
     return k * u / (1 + (k - 1) * u)
 
 
@@ -100,7 +100,7 @@ def shifted_steps(k: float, n: int) -> tuple[float, ...]:
     return tuple(shift(i / n, k) for i in range(n, 0, -1))
 
 
-def _precise(x: Tensor) -> Tensor:
+def at_least_float32(x: Tensor) -> Tensor:
     """``x`` in float32, or in float64 if that is what it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 

@@ -202,7 +202,7 @@ def gradient_at(loss: Any, x: Latents) -> tuple[Float[Tensor, ""], Latents]:
 
 
 def replay(x: Latents, gradient: Latents) -> None:
-    """Second pass of exact accumulation: send one micro-batch's dL/dx into the weights that made its ``x``."""
+    """Second pass of exact accumulation: send a micro-batch's dL/dx into the weights that made its ``x``."""
     if x.shape != gradient.shape:
         raise UserError(
             f"replay: x has shape {tuple(x.shape)} but its gradient {tuple(gradient.shape)}: "
