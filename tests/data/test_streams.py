@@ -5,7 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codmd.data.streams import (
-    keyed_generator, prompt_indices, sample_ids, sample_noise, sample_uniform, shared_uniform,
+    keyed_generator,
+    prompt_indices,
+    sample_ids,
+    sample_noise,
+    sample_uniform,
+    shared_uniform,
 )  # fmt: skip
 
 SHAPE = (2, 3, 2, 2)
@@ -17,7 +22,9 @@ def test_a_sample_meets_the_same_noise_in_any_batch(ids: list[int], seed: int) -
     together = sample_noise(seed, 7, ids, SHAPE, "noise")
     times = sample_uniform(seed, 7, ids, "t")
     for row, i in enumerate(ids):
-        torch.testing.assert_close(sample_noise(seed, 7, [i], SHAPE, "noise")[0], together[row], rtol=0, atol=0)
+        torch.testing.assert_close(
+            sample_noise(seed, 7, [i], SHAPE, "noise")[0], together[row], rtol=0, atol=0
+        )
         assert sample_uniform(seed, 7, [i], "t")[0] == times[row]
 
 
