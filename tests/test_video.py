@@ -46,7 +46,7 @@ def test_the_file_is_one_that_browsers_play(tmp_path: Path) -> None:
         [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(tmp_path / "in.mp4")], capture_output=True, check=False
     ).stderr.decode()
     assert "h264" in facts and "yuv420p" in facts and "bt709" in facts and "8 fps" in facts
-    assert b"udta" not in content and b"x264 - core" not in content  # no metadata, no note of the encoder
+    assert b"Lavf" not in content and b"x264 - core" not in content  # no metadata, no note of the encoder
     assert content == encode_mp4(clip(), fps=8)
 
 

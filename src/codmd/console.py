@@ -32,7 +32,11 @@ def meter(title: str, total: float) -> Iterator[Advance]:
             *columns, TimeRemainingColumn(), TextColumn("{task.fields[said]}"), console=console
         ) as bar:
             task = bar.add_task(title, total=total, said="")
-            yield lambda done, said="": bar.update(task, completed=done, said=said)
+
+            def draw(done: float, said: str = "") -> None:
+                bar.update(task, completed=done, said=said)
+
+            yield draw
         return
     begun = last = time.monotonic()
 

@@ -143,7 +143,7 @@ def _load_student(ref: str, folder: Path) -> Model:
 
     file = folder / "sampling.json"
     facts = _read_json(file)
-    times, base = facts.get("steps"), facts.get("base")
+    times, base = facts.get("steps") or [], facts.get("base")
     if facts.get("kind") != "student" or not _is_step_list(times) or not isinstance(base, str):
         raise UserError(
             f'{file}: expected {{"kind": "student", "base": a pipeline, "steps": falling times in (0, 1]}}, '
