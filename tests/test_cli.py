@@ -6,6 +6,7 @@ import errno
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
 
@@ -78,6 +79,28 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_repeated_options_are_collected() -> None:
     command = parse(["sample", "mini", "--prompt", "a b", "--prompt=-c", "--seeds", "2"])
     assert command == commands.Sample(model="mini", prompt=("a b", "-c"), seeds=2)
+
+
+@pytest.mark.parametrize(
+    ("args", "module", "function"),
+    [
+        ("demo", "codmd.demo", "run"),
+        ("distill mini", "codmd.engine.distill", "run"),
+        ("sample mini --prompt x", "codmd.sampling", "run"),
+        ("evaluate mini runs/student", "codmd.evaluation", "run_mini"),
+        ("reproduce", "codmd.reproduce", "run"),
+        ("mini path", "codmd.mini", "path"),
+        ("mini train-teacher", "codmd.mini.train_teacher", "run"),
+    ],
+)
+def test_each_command_makes_one_call_that_its_function_takes(
+    args: str, module: str, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = pytest.importorskip(module)
+    call = create_autospec(getattr(target, function))  # refuses arguments that the function doesn't take
+    monkeypatch.setattr(target, function, call)
+    assert main(args.split()) == 0
+    call.assert_called_once()
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,8 @@ class Sample:
     """Width in pixels; by default the model's own."""
     batch: int = 4
     """Videos made at once."""
+    scale: OptionalInt = None
+    """Each pixel drawn this many times in each direction; by default small clips are magnified."""
     dry_run: Flag = False
     """List the files that would be made and stop."""
 
@@ -110,6 +112,7 @@ class Sample:
             height=self.height,
             width=self.width,
             batch=self.batch,
+            scale=self.scale,
             dry_run=self.dry_run,
         )
 
