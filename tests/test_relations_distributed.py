@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
 
 from codmd.errors import UserError
 from codmd.objectives import ObjectiveConfig, Predictions, build, objective_gradient, total
@@ -37,27 +38,28 @@ def problem():
     return network, noise, real, fake
 
 
-def averaged_gradient(network, group):
-    """What DDP leaves in the weights: the average over the group."""
-    gradient = torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
-    network.zero_grad()
-    dist.all_reduce(gradient, group=group)
-    return gradient / dist.get_world_size(group)
-
-
-def one_pass(network, group, rows, **options):
-    """A user's trainer: one call, one backward. The value is averaged as a log would do it."""
-    _, noise, real, fake = problem()
-    loss = relational_loss(network(noise[rows]), real[rows], fake[rows], group=group, **options)
-    loss.backward()
-    value = loss.detach().clone()
+def average(value, group):
+    value = value.detach().clone()
     dist.all_reduce(value, group=group)
-    return value / dist.get_world_size(group), averaged_gradient(network, group)
+    return value / dist.get_world_size(group)
 
 
-def two_passes(network, group, rows, micro_batches):
-    """The trainer of this package, with the whole CoDMD objective."""
-    _, noise, real, fake = problem()
+def weights_gradient(network):
+    return torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
+
+
+def one_pass(group, rows, **options):
+    """A user's trainer: DDP, one call, one backward. The value is averaged as a log would do it."""
+    network, noise, real, fake = problem()
+    student = DistributedDataParallel(network, process_group=group)
+    loss = relational_loss(student(noise[rows]), real[rows], fake[rows], group=group, **options)
+    loss.backward()
+    return average(loss, group), weights_gradient(network)
+
+
+def two_passes(group, rows, micro_batches):
+    """Exact accumulation of the whole CoDMD objective."""
+    network, noise, real, fake = problem()
     objective = build(ObjectiveConfig(), group)
     parts = rows.chunk(micro_batches)
     with torch.no_grad():
@@ -67,30 +69,28 @@ def two_passes(network, group, rows, micro_batches):
     gradient, terms = objective_gradient(objective, predictions)
     for part, part_gradient in zip(parts, gradient.chunk(micro_batches), strict=True):
         replay(network(noise[part]), part_gradient)
-    value = total(terms)
-    dist.all_reduce(value, group=group)
-    return value / dist.get_world_size(group), averaged_gradient(network, group)
+    return average(total(terms), group), average(weights_gradient(network), group)
 
 
 def collectives_of(function):
     """The names of the collectives that a call makes, as torch's own profiler sees them."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.autograd.profiler.profile() as profile:
         function()
-    return [event.name for event in profile.events() if event.name.startswith("gloo:")]
+    return [event.name for event in profile.function_events if event.name.startswith("gloo:")]
 
 
 def measure(rank, groups):
     """Everything that rank 0 hands to the tests, computed by all."""
-    network, noise, real, fake = problem()
+    _, noise, real, fake = problem()
     results = {}
     for world, group in groups.items():
         place = rank % world
         rows = torch.arange(BATCH).chunk(world)[place]
-        results["one pass", world] = one_pass(network, group, rows)
+        results["one pass", world] = one_pass(group, rows)
         results["release", world] = one_pass(network, group, rows, frame_weight=0, release_batch_scaling=True)
-        results["batch only", world] = one_pass(network, group, rows, frame_weight=0)
+        results["batch only", world] = one_pass(group, rows, frame_weight=0)
         for micro_batches in (1, 2):
-            results["two passes", world, micro_batches] = two_passes(network, group, rows, micro_batches)
+            results["two passes", world, micro_batches] = two_passes(group, rows, micro_batches)
         local = (noise[rows], real[rows], fake[rows])
         results["rows", world] = batch_relation_loss(*local, group=group)
         results["diversity", world] = pairwise_diversity(pool_samples(noise[rows]), group)
@@ -142,7 +142,7 @@ def test_one_call_gives_the_full_batch_gradient_at_any_world_size(ranks, world):
     network, noise, real, fake = problem()
     loss = relational_loss(network(noise), real, fake)
     loss.backward()
-    expected = torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
+    expected = weights_gradient(network)
     for results in ranks:
         value, gradient = results["one pass", world]
         torch.testing.assert_close(value, loss.detach(), rtol=0, atol=1e-12)
@@ -156,7 +156,7 @@ def test_ranks_times_micro_batches_is_one_batch(ranks):
     t = torch.full((BATCH,), 0.5, dtype=torch.float64)
     loss = total(build(ObjectiveConfig())(Predictions(x=x, x_t=x, t=t, real=real, fake=fake)))
     loss.backward()
-    expected = torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
+    expected = weights_gradient(network)
     for results in ranks:
         for world in (1, 2, 4):
             for micro_batches in (1, 2):

@@ -15,6 +15,7 @@ Equation numbers are those of the CoDMD paper; `docs/paper.md` lists which equat
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -180,7 +181,7 @@ def gather_samples(
     return _GatherSamples.apply(features, group, averaged)
 
 
-def gradient_at(loss: Any, x: Latents) -> tuple[Float[Tensor, ""], Latents]:
+def gradient_at(loss: Callable[[Tensor], Tensor], x: Latents) -> tuple[Float[Tensor, ""], Latents]:
     """First pass of exact accumulation: the value of ``loss(x)`` and dL/dx for all micro-batches at once.
 
     A batch matrix couples the micro-batches, so their losses can't be summed one by one. But the loss sees
@@ -217,9 +218,10 @@ class _GatherSamples(torch.autograd.Function):
         world = dist.get_world_size(group)
         ctx.rows = slice(dist.get_rank(group) * len(features), (dist.get_rank(group) + 1) * len(features))
         ctx.scale = world if averaged else 1
-        rows = features.new_empty(world * len(features), *features.shape[1:])
-        dist.all_gather_into_tensor(rows, features.contiguous(), group=group)
-        return rows
+        features = features.contiguous()
+        rows = [torch.empty_like(features) for _ in range(world)]
+        dist.all_gather(rows, features, group=group)
+        return torch.cat(rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
@@ -266,11 +268,12 @@ def _check_form(tau: float, form: str) -> None:
 
 def _check_even(features: Tensor, group: dist.ProcessGroup | None) -> None:
     """Averaging weighs all ranks alike, and a gather of unlike shapes may hang: both need even batches."""
-    size = torch.tensor([len(features)], device=features.device)
-    sizes = size.new_empty(dist.get_world_size(group))
-    dist.all_gather_into_tensor(sizes, size, group=group)
-    if (sizes != size).any():
+    size = torch.tensor(len(features), device=features.device)
+    sizes = [torch.empty_like(size) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, size, group=group)
+    counts = torch.stack(sizes).tolist()
+    if len(set(counts)) > 1:
         raise UserError(
-            f"batch relations: ranks hold {sizes.tolist()} samples, expected as many on each: "
+            f"batch relations: ranks hold {counts} samples, expected as many on each: "
             "make the global batch a multiple of the world size"
         )
