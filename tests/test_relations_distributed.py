@@ -87,7 +87,7 @@ def measure(rank, groups):
         place = rank % world
         rows = torch.arange(BATCH).chunk(world)[place]
         results["one pass", world] = one_pass(group, rows)
-        results["release", world] = one_pass(network, group, rows, frame_weight=0, release_batch_scaling=True)
+        results["release", world] = one_pass(group, rows, frame_weight=0, release_batch_scaling=True)
         results["batch only", world] = one_pass(group, rows, frame_weight=0)
         for micro_batches in (1, 2):
             results["two passes", world, micro_batches] = two_passes(group, rows, micro_batches)
