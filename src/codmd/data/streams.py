@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 Key = int | str
@@ -58,3 +59,25 @@ def prompt_indices(seed: int, ids: Sequence[int], count: int) -> list[int]:
             orders[epoch] = torch.randperm(count, generator=keyed_generator(seed, "order", epoch)).tolist()
         chosen.append(orders[epoch][place])
     return chosen
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The random numbers of one iteration, on the device that wants them."""
+
+    seed: int
+    step: int
+    ids: tuple[int, ...]
+    shape: tuple[int, ...]
+    device: torch.device
+
+    def noise(self, purpose: str) -> Float[Tensor, "batch *dims"]:
+        return sample_noise(self.seed, self.step, self.ids, self.shape, purpose).to(self.device)
+
+    def uniform(self, purpose: str, *, shared: bool = False) -> Float[Tensor, " batch"]:
+        draw = shared_uniform if shared else sample_uniform
+        return draw(self.seed, self.step, self.ids, purpose).to(self.device)
+
+    def exits(self, count: int, *, shared: bool) -> Int[Tensor, " batch"]:
+        """The rollout's exit for each sample, of `count` equally likely ones (R17)."""
+        return (self.uniform("exit", shared=shared) * count).long().clamp(max=count - 1)

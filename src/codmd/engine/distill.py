@@ -1,0 +1,286 @@
+"""A run from a recipe: put the parts together, go through the iterations, keep what must be kept.
+
+A run folder holds `recipe.toml`, `metrics.jsonl` (a line an iteration), `learning_curve.jsonl` (a line a
+validation), `checkpoints/`, `latest` and `chosen.json`. The same call on the same folder goes on from there.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from codmd.console import meter
+from codmd.data.prompts import EncodedPrompts, load_prompts
+from codmd.engine import checkpoint
+from codmd.engine.guard import NON_FINITE_EXIT, NonFiniteError
+from codmd.engine.loop import Roles, Trainer
+from codmd.engine.signals import stop_on_signals
+from codmd.engine.tracking import JsonLines, Tracker, read_json_lines, summary
+from codmd.engine.validation import Score, Validation, best, warnings
+from codmd.errors import UserError
+from codmd.models import Model, load_model
+from codmd.networks import GuidedTeacher
+from codmd.recipe import Recipe, diff, load_recipe, parse_recipe, to_toml
+from codmd.sampling import Settings
+
+OnStep = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What became of a run."""
+
+    out: Path
+    checkpoint: Path
+    """The checkpoint that the recipe's rule chose."""
+    iterations: int
+    student_updates: int
+    exit_code: int
+    """0 when the run is done; 130 or 143 when a signal stopped it, at a checkpoint to go on from."""
+
+
+def run(
+    recipe: str,
+    *,
+    overrides: Sequence[str] = (),
+    out: Path | None = None,
+    init: str | None = None,
+    allow_changes: bool = False,
+) -> None:
+    """`codmd distill`. Exit codes: 130 after Ctrl-C, 143 after SIGTERM, 3 after too many non-finite steps."""
+    resolved = load_recipe(recipe, overrides)
+    print(to_toml(resolved))
+    out = out or Path("runs") / resolved.name
+    try:
+        result = distill(resolved, out, init=init, allow_changes=allow_changes)
+    except NonFiniteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(NON_FINITE_EXIT) from None
+    if result.exit_code:
+        print(
+            f"stopped after {result.iterations} iterations; the same command goes on from there",
+            file=sys.stderr,
+        )
+        raise SystemExit(result.exit_code)
+    print(f"{result.student_updates} student updates; the student: {result.checkpoint}")
+
+
+def distill(
+    recipe: Recipe,
+    out: Path | str,
+    *,
+    init: str | None = None,
+    base: Model | None = None,
+    score: Score | None = None,
+    on_step: OnStep | None = None,
+    trackers: Sequence[Tracker] = (),
+    reference_cache: Path | None = None,
+    allow_changes: bool = False,
+) -> Result:
+    """Distils `recipe` into the folder `out`, or goes on with the run that lies there.
+
+    `init` names a student to start from. `base`, the loaded teacher, and `score`, the measures of the
+    learning curve, come from the recipe when left out. `on_step` hears of each iteration's record.
+    `reference_cache` is a folder that several runs of one teacher may share. `allow_changes` goes on although
+    the recipe is not the run's.
+    """
+    out = Path(out)
+    start = _check_folder(out, recipe, init, allow_changes)
+    base = _with_shift(base or load_model(recipe.model.base), recipe.model.teacher_shift)
+    trainer, validation = assemble(recipe, base, init, score)
+    out.mkdir(parents=True, exist_ok=True)
+    if start is not None:
+        checkpoint.load(start, trainer)
+        print(f"going on from {start}", file=sys.stderr)
+    (out / "recipe.toml").write_text(to_toml(recipe), encoding="utf-8")
+    session = Session(out, trainer, validation, base, init, reference_cache or out / "reference")
+    return session.go(on_step, trackers)
+
+
+def assemble(
+    recipe: Recipe, base: Model, init: str | None = None, score: Score | None = None
+) -> tuple[Trainer, Validation | None]:
+    """The three networks, the encoded prompts and the learning curve's clips."""
+    if base.kind != "teacher":
+        raise UserError(f"model.base: {base.ref} is a student; a base is a teacher, --init takes students")
+    if recipe.train.micro_batch not in (None, recipe.train.batch):
+        raise UserError("train.micro_batch: only the whole batch at once for now; leave it out")
+    settings = Settings.of(base, **vars(recipe.video))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    pipeline = base.pipeline
+    for module in (pipeline.network, pipeline.text.model, pipeline.codec.vae):
+        module.to(device)
+
+    student, fake = copy.deepcopy(pipeline.network), copy.deepcopy(pipeline.network)
+    if init is not None:
+        checkpoint.load_student(student, load_model(init).network.transformer.state_dict(), init)
+    student.requires_grad_(True)
+    fake.requires_grad_(True)
+    negative = pipeline.text.encode([recipe.model.negative_prompt]).to(device)
+    teacher = GuidedTeacher(pipeline.network, negative, recipe.model.guidance_scale_standard)
+
+    curve = recipe.validation
+    prompts = load_prompts(
+        recipe.data.prompts,
+        count=recipe.data.count,
+        needed=recipe.train.iterations * recipe.train.batch,
+        held_out_seed=recipe.data.held_out_seed,
+        validation=curve.prompts if curve.every else 0,
+    )
+    with meter("encoding prompts", len(set(prompts.training))) as advance:
+        encoded = EncodedPrompts(pipeline.text, prompts.training, progress=lambda done, _: advance(done, ""))
+    trainer = Trainer(recipe, Roles(student, teacher, fake), encoded, settings.latent_shape(base))
+    validation = (
+        Validation(recipe, base, prompts.validation, score or _mini_score(recipe)) if curve.every else None
+    )
+    return trainer, validation
+
+
+class Session:
+    """One sitting of a run: iterations, and between them validation, checkpoints, signals."""
+
+    def __init__(
+        self,
+        out: Path,
+        trainer: Trainer,
+        validation: Validation | None,
+        base: Model,
+        init: str | None,
+        cache: Path,
+    ) -> None:
+        self.out, self.trainer, self.validation, self.init, self.cache = out, trainer, validation, init, cache
+        self.recipe = trainer.recipe
+        self.sampling = {
+            "kind": "student",
+            "base": base.ref if base.ref == "mini" else str(base.folder.resolve()),
+            "base_sha256": base.sha256,
+            "steps": list(self.recipe.rollout.steps),
+            "renoise": "fresh",
+            "guidance": 1.0,
+            **vars(self.recipe.video),
+            "recipe": self.recipe.name,
+            "method": self.recipe.objective.method,
+        }
+
+    def go(self, on_step: OnStep | None = None, trackers: Sequence[Tracker] = ()) -> Result:
+        """The iterations that are left."""
+        trainer, total, first = self.trainer, self.recipe.train.iterations, self.trainer.step
+        metrics = JsonLines(self.out / "metrics.jsonl", first)
+        self.curve = JsonLines(self.out / "learning_curve.jsonl", first + 1)
+        self.teacher = self.validation.teacher(self.cache) if self.validation is not None else {}
+        if self._validation_is_due() and first == 0:
+            self._validate()
+        with stop_on_signals() as stop, meter("distilling", max(total - first, 1)) as advance:
+            while trainer.step < total and stop.signal is None:
+                record = trainer.iterate()
+                for tracker in (metrics, *trackers):
+                    tracker.log(record["step"], record)
+                if record["refused"]:
+                    print(f"warning: {record['refused']}", file=sys.stderr)
+                if on_step is not None:
+                    on_step(record)
+                advance(trainer.step - first, summary(record))
+                improved = self._validation_is_due() and self._validate()
+                if improved or stop.signal is not None or self._checkpoint_is_due():
+                    self._save()
+        for tracker in (metrics, self.curve, *trackers):
+            tracker.close()
+        return Result(
+            out=self.out,
+            checkpoint=self._save(),
+            iterations=trainer.step,
+            student_updates=trainer.student.updates,
+            exit_code=stop.exit_code,
+        )
+
+    def _checkpoint_is_due(self) -> bool:
+        every, step = self.recipe.train.checkpoint_every, self.trainer.step
+        return step == self.recipe.train.iterations or (every > 0 and step % every == 0)
+
+    def _validation_is_due(self) -> bool:
+        every, step = self.recipe.validation.every, self.trainer.step
+        return every > 0 and (step % every == 0 or step == self.recipe.train.iterations)
+
+    def _validate(self) -> bool:
+        """Adds a point to the learning curve; whether it is the best so far by the recipe's rule."""
+        assert self.validation is not None
+        trainer = self.trainer
+        scores = self.validation.student(trainer.roles.student, trainer.ema)
+        self.curve.log(trainer.step, {"student_updates": trainer.student.updates, **scores})
+        for warning in warnings(scores, self.teacher, self.recipe.validation):
+            print(f"{warning} (step {trainer.step})", file=sys.stderr)
+        leader = self._leader()
+        return leader is not None and leader["step"] == trainer.step
+
+    def _leader(self) -> dict[str, Any] | None:
+        """The best point of the learning curve, when the recipe chooses by it."""
+        metric = self.recipe.train.best_metric
+        return best(read_json_lines(self.out / "learning_curve.jsonl"), metric) if metric else None
+
+    def _save(self) -> Path:
+        """Commits a checkpoint; says which is chosen; only then deletes what is no longer kept."""
+        chosen = newest = checkpoint.save(self.out, self.trainer, self.sampling, self.init)
+        rule, leader = self.recipe.train.choose, self._leader()
+        if leader is not None and checkpoint.folder_of(self.out, leader["step"]).is_dir():
+            chosen = checkpoint.folder_of(self.out, leader["step"])
+        about = {"checkpoint": str(chosen.relative_to(self.out)), "rule": rule, "newest": newest.name}
+        checkpoint.write_json(self.out / "chosen.json", about)
+        checkpoint.prune(self.out, self.recipe.train.keep, chosen)
+        return chosen
+
+
+def _check_folder(out: Path, recipe: Recipe, init: str | None, allow_changes: bool) -> Path | None:
+    """The checkpoint to go on from; None for a new run. Refuses a folder that is not this run's."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: a file; --out needs a folder")
+    saved = out / "recipe.toml"
+    if not saved.is_file():
+        if out.exists() and any(out.iterdir()):
+            raise UserError(
+                f"{out}: not empty, and not the folder of a run (no recipe.toml); give another --out"
+            )
+        return None
+    start = checkpoint.newest_whole(out, warn=lambda message: print(message, file=sys.stderr))
+    if start is None:
+        return None
+    changes = [
+        str(c)
+        for c in diff(parse_recipe((start / "recipe.toml").read_text(encoding="utf-8"), str(saved)), recipe)
+    ]
+    before = checkpoint.read_state(start)["init"]
+    if before != init:
+        changes.append(f"--init: {before or '(not set)'} -> {init or '(not set)'}")
+    if changes and not allow_changes:
+        raise UserError(
+            f"{out}: its run had another recipe ({'; '.join(changes)}); give another --out for a new run, "
+            "or --allow-changes to go on with this one"
+        )
+    return start
+
+
+def _with_shift(base: Model, shift: float | None) -> Model:
+    """The teacher's own sampling with another time shift, where the recipe asks for one."""
+    if shift is None:
+        return base
+    scheduler = base.pipeline.scheduler
+    key = "flow_shift" if "flow_shift" in scheduler.config else "shift"
+    scheduler = type(scheduler).from_config(scheduler.config, **{key: shift})
+    return replace(base, pipeline=replace(base.pipeline, scheduler=scheduler))
+
+
+def _mini_score(recipe: Recipe) -> Score:
+    """The miniature's measures, which need its captions."""
+    if recipe.data.prompts != "mini":
+        raise UserError(
+            "validation.every: the learning curve is measured on the miniature's captions, and data.prompts "
+            f'is "{recipe.data.prompts}"; set validation.every = 0'
+        )
+    from codmd.evaluation import score
+
+    return score

@@ -1,0 +1,155 @@
+"""What a run says of itself: a line of JSON for each step, other trackers, seconds by phase."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from codmd.errors import UserError
+from codmd.relations import pool_samples, relation_matrix, relation_residual
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Something that takes numbers by name at each step."""
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """One JSON object a line. What is from step `start` on is dropped: a resumed run writes it again."""
+
+    def __init__(self, path: Path, start: int = 0) -> None:
+        self.path = path
+        kept = [json.dumps(record) for record in read_json_lines(path) if record["step"] < start]
+        aside = path.with_suffix(".writing")
+        aside.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        aside.replace(path)
+        self.file = path.open("a", encoding="utf-8")
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        self.file.write(json.dumps({"step": step, **{k: _plain(v) for k, v in values.items()}}) + "\n")
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a file of JSON lines; a last line that a crash cut off is left out."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return records
+
+
+class TensorBoard:
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UserError('TensorBoard is not installed: pip install "codmd[track]"') from None
+        self.writer = SummaryWriter(str(folder))
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        for name, value in _numbers(values).items():
+            self.writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WeightsAndBiases:
+    def __init__(self, folder: Path, name: str) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise UserError('wandb is not installed: pip install "codmd[track]"') from None
+        self.run = wandb.init(project="codmd", name=name, dir=str(folder), id=folder.name, resume="allow")
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        self.run.log(_numbers(values), step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Clock:
+    """Seconds by phase: `with clock("rollout"): ...`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self._seconds = device, defaultdict[str, float](float)
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        begun = self._now()
+        try:
+            yield
+        finally:
+            self._seconds[phase] += self._now() - begun
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        return {f"seconds/{phase}": round(spent, 5) for phase, spent in self._seconds.items()}
+
+
+def residuals(real: Tensor, fake: Tensor) -> dict[str, Tensor]:
+    """max |S_fake - S_real| between frames and between samples: the paper says it is typically below 0.4."""
+    between_samples = relation_matrix(pool_samples(fake)) - relation_matrix(pool_samples(real))
+    return {
+        "residual/frame": relation_residual(real, fake).max(),
+        "residual/batch": between_samples.abs().max(),
+    }
+
+
+def summary(record: Mapping[str, Any]) -> str:
+    """The few numbers of a step that are worth a look."""
+    shown = {
+        "loss/student": "student",
+        "loss/fake": "fake",
+        "gradient/student": "|g|",
+        "residual/frame": "dS",
+    }
+    return ", ".join(f"{label} {record[name]:.3g}" for name, label in shown.items() if name in record)
+
+
+def open_trackers(names: Sequence[str], folder: Path) -> list[Tracker]:
+    """The extra trackers by name."""
+    known: dict[str, Callable[[], Tracker]] = {
+        "tensorboard": lambda: TensorBoard(folder / "tensorboard"),
+        "wandb": lambda: WeightsAndBiases(folder, folder.name),
+    }
+    for name in names:
+        if name not in known:
+            raise UserError(f'unknown tracker "{name}", known: {", ".join(known)}')
+    return [known[name]() for name in names]

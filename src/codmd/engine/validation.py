@@ -1,0 +1,117 @@
+"""The learning curve: the same few clips at intervals, scored, and compared with the teacher's."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+import codmd
+from codmd.config import ValidationConfig
+from codmd.engine.checkpoint import write_json
+from codmd.engine.ema import Ema
+from codmd.models import Model
+from codmd.networks import WanNetwork
+from codmd.recipe import Recipe
+from codmd.sampling import Settings, generate_videos
+
+Videos = UInt8[np.ndarray, "clips frames height width 3"]
+Score = Callable[[Videos, list[str]], Mapping[str, float]]
+"""Measures by name, of videos and the captions that they are to show."""
+
+DYNAMICS, SATURATION = "dynamic_degree", "saturation"
+BATCH = 8
+
+
+class Validation:
+    """A fixed set of prompts and seeds, kept from training, and how to score a network on it."""
+
+    def __init__(self, recipe: Recipe, base: Model, prompts: tuple[str, ...], score: Score) -> None:
+        self.recipe, self.base, self.score = recipe, base, score
+        seeds = range(recipe.validation.seeds)
+        self.prompts = [prompt for prompt in prompts for _ in seeds]
+        self.seeds = [seed for _ in prompts for seed in seeds]
+
+    def student(self, network: WanNetwork, ema: Ema | None) -> dict[str, float]:
+        """Scores of the student as it is now: its averaged weights where there are any."""
+        steps, video = self.recipe.rollout.steps, asdict(self.recipe.video)
+        model = replace(
+            self.base,
+            kind="student",
+            network=network,
+            times=steps,
+            defaults=replace(self.base.defaults, steps=len(steps), guidance=1.0, **video),
+        )
+        with ema.applied() if ema is not None else contextlib.nullcontext():
+            return self._scores(model, Settings.of(model))
+
+    def teacher(self, cache: Path) -> dict[str, float]:
+        """Scores of the guided teacher on the same prompts and seeds, from `cache` where they are there."""
+        config = self.recipe.model
+        settings = Settings.of(
+            self.base,
+            steps=config.teacher_steps,
+            guidance=config.guidance_scale_standard,
+            negative_prompt=config.negative_prompt,
+            **asdict(self.recipe.video),
+        )
+        what = {
+            "teacher": self.base.sha256,
+            "settings": asdict(settings),
+            "shift": config.teacher_shift,
+            "prompts": self.prompts,
+            "seeds": self.seeds,
+            "score": f"{self.score.__module__}.{self.score.__qualname__} {codmd.__version__}",
+        }
+        key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+        path = cache / f"teacher-{key}.json"
+        if path.is_file():
+            return json.loads(path.read_text(encoding="utf-8"))["scores"]
+        scores = self._scores(self.base, settings)
+        cache.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"scores": scores, "of": what})
+        return scores
+
+    def _scores(self, model: Model, settings: Settings) -> dict[str, float]:
+        videos = generate_videos(model, self.prompts, self.seeds, settings=settings, batch=BATCH)
+        return {name: float(value) for name, value in self.score(videos, self.prompts).items()}
+
+
+def warnings(
+    scores: Mapping[str, float], teacher: Mapping[str, float], config: ValidationConfig
+) -> list[str]:
+    """What the student has lost or gained against its teacher by more than the recipe's shares."""
+    said = []
+    if DYNAMICS in scores and DYNAMICS in teacher:
+        floor = teacher[DYNAMICS] * (1 - config.warn_dynamic_drop)
+        if scores[DYNAMICS] < floor:
+            said.append(
+                _warning("dynamic degree has fallen to", scores[DYNAMICS], teacher[DYNAMICS], "lost motion")
+            )
+    if SATURATION in scores and SATURATION in teacher:
+        ceiling = teacher[SATURATION] * (1 + config.warn_saturation_rise)
+        if scores[SATURATION] > ceiling:
+            said.append(
+                _warning(
+                    "saturation has risen to", scores[SATURATION], teacher[SATURATION], "over-saturation"
+                )
+            )
+    return said
+
+
+def _warning(what: str, value: float, of_teacher: float, name: str) -> str:
+    return f"warning: {what} {value:.3g}, the teacher's is {of_teacher:.3g} ({name}): look at samples"
+
+
+def best(curve: list[dict[str, Any]], metric: str) -> dict[str, Any] | None:
+    """The curve's best record: the highest, or the lowest of an error or a gap; the earliest of equals."""
+    scored = [record for record in curve if isinstance(record.get(metric), int | float)]
+    sign = -1 if metric.endswith(("_error", "_gap")) else 1
+    return max(scored, key=lambda record: sign * record[metric], default=None)

@@ -1,0 +1,97 @@
+"""A small run for the engine's tests: a recipe over the tiny random pipeline."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from codmd.engine.distill import assemble
+from codmd.engine.loop import Trainer
+from codmd.models import Model, load_model
+from codmd.recipe import Recipe, parse_recipe
+
+RECIPE = """
+name = "tiny"
+[model]
+base = "{base}"
+guidance_scale_standard = 3.5
+teacher_steps = 2
+[video]
+frames = 5
+height = 32
+width = 32
+[objective]
+[rollout]
+steps = [1.0, 0.9375, 0.8333, 0.625]
+[renoise]
+shift = 5.0
+[train]
+iterations = 6
+batch = 3
+student_every = 3
+student_lr = 1e-3
+fake_lr = 1e-3
+precision = "fp32"
+[data]
+prompts = "{prompts}"
+[validation]
+"""
+PROMPTS = (
+    "a red circle moves left",
+    "a blue square",
+    "the green triangle spins",
+    "a circle",
+    "a square moves",
+)
+
+
+class TinyRuns:
+    """Recipes and trainers over one tiny pipeline."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = tiny.save_pipeline(folder / "teacher")
+        self.prompts = folder / "prompts.txt"
+        self.prompts.write_text("\n".join(PROMPTS))
+
+    def base(self) -> Model:
+        """A teacher of one's own: nothing that a test does to it is seen by another."""
+        return load_model(self.folder)
+
+    def recipe(self, *overrides: str) -> Recipe:
+        return parse_recipe(RECIPE.format(base=self.folder, prompts=self.prompts), "tiny", overrides)
+
+    def trainer(self, *overrides: str) -> Trainer:
+        return assemble(self.recipe(*overrides), self.base())[0]
+
+    @staticmethod
+    def score(videos: np.ndarray, captions: list[str]) -> Mapping[str, float]:
+        """Some numbers that depend on the videos."""
+        pixels = videos.astype(np.float64) / 255
+        moved = np.abs(np.diff(pixels, axis=1)).mean()
+        return {"dynamic_degree": moved, "saturation": (pixels.max(-1) - pixels.min(-1)).mean()}
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> TinyRuns:
+    return TinyRuns(tmp_path_factory.mktemp("tiny"))
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """A copy of all that a step may change."""
+    state = {f"student.{k}": v for k, v in trainer.roles.student.state_dict().items()}
+    state |= {f"fake.{k}": v for k, v in trainer.roles.fake.state_dict().items()}
+    state |= {f"teacher.{k}": v for k, v in trainer.roles.teacher.network.state_dict().items()}
+    if trainer.ema is not None:
+        state |= {f"ema.{k}": v for k, v in trainer.ema.average.items()}
+    for role, learner in (("student", trainer.student), ("fake", trainer.fake)):
+        for i, entry in learner.optimizer.state_dict()["state"].items():
+            state |= {f"{role}.optimizer.{i}.{k}": v for k, v in entry.items()}
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+@pytest.fixture(scope="session")
+def snapshot():
+    return weights
