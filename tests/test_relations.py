@@ -309,6 +309,20 @@ def test_zero_vectors_give_finite_losses_and_gradients(form, dtype):
     assert torch.equal(slope, nothing)
 
 
+def test_a_zero_vector_has_no_direction():
+    """Its cosines are 0, with itself too, and no gradient reaches it; the others keep theirs."""
+    features = randn(4, 3)
+    features[1] = 0
+    matrix = relation_matrix(features)
+    assert torch.equal(matrix[1], torch.zeros(4, dtype=torch.float64))
+    weights = randn(4, 4, seed=1)
+    slope = gradient(lambda f: (weights * relation_matrix(f)).sum(), features.requires_grad_())
+    assert torch.equal(slope[1], torch.zeros(3, dtype=torch.float64))
+    others = [0, 2, 3]
+    without = gradient(lambda f: (weights[others][:, others] * relation_matrix(f)).sum(), features[others])
+    torch.testing.assert_close(slope[others], without)
+
+
 def test_one_channel_has_no_gradient():
     """With C = 1 every cosine is +1 or -1: the loss is there, its gradient is not."""
     x, real, fake = latents(channels=1)

@@ -181,7 +181,9 @@ def gather_samples(
     return _GatherSamples.apply(features, group, averaged)
 
 
-def gradient_at(loss: Callable[[Tensor], Tensor], x: Latents) -> tuple[Float[Tensor, ""], Latents]:
+def gradient_at(
+    loss: Callable[[Tensor], Tensor], x: Float[Tensor, "batch *dims"]
+) -> tuple[Float[Tensor, ""], Float[Tensor, "batch *dims"]]:
     """First pass of exact accumulation: the value of ``loss(x)`` and dL/dx for all micro-batches at once.
 
     A batch matrix couples the micro-batches, so their losses can't be summed one by one. But the loss sees
@@ -202,7 +204,7 @@ def gradient_at(loss: Callable[[Tensor], Tensor], x: Latents) -> tuple[Float[Ten
     return value.detach(), gradient
 
 
-def replay(x: Latents, gradient: Latents) -> None:
+def replay(x: Float[Tensor, "batch *dims"], gradient: Float[Tensor, "batch *dims"]) -> None:
     """Second pass of exact accumulation: send a micro-batch's dL/dx into the weights that made its ``x``."""
     if x.shape != gradient.shape:
         raise UserError(
