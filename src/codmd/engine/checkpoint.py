@@ -61,7 +61,8 @@ def commit(folder: Path) -> Iterator[Path]:
     aside.mkdir(parents=True)
     try:
         yield aside
-        _write_json(aside / MANIFEST, {"files": {name: _fingerprint(aside / name) for name in _files(aside)}})
+        files = {name: _fingerprint(aside / name) for name in _files(aside)}
+        _write_json(aside / MANIFEST, {"files": files, "sha256": _digest(files)})
         for path in (*aside.rglob("*"), aside):
             sync(path)
         aside.rename(folder)
@@ -73,8 +74,10 @@ def commit(folder: Path) -> Iterator[Path]:
 def damage(folder: Path) -> str | None:
     """What is wrong with a committed checkpoint; None when every file is as it was written."""
     try:
-        expected = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-        for name, fingerprint in expected.items():
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if manifest["sha256"] != _digest(manifest["files"]):
+            return f"{MANIFEST} is not as it was written"
+        for name, fingerprint in manifest["files"].items():
             if not (folder / name).is_file():
                 return f"{name} is missing"
             if _fingerprint(folder / name) != fingerprint:
@@ -111,11 +114,16 @@ def sync(path: Path) -> None:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    # No line end after the last brace: a file that lost its last byte is no JSON any more.
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
 def _files(folder: Path) -> list[str]:
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+
+
+def _digest(files: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

@@ -54,12 +54,13 @@ class Trainer:
         ids = sample_ids(step, recipe.train.batch)
         draws = Draws(recipe.seed, step, ids, self.latent_shape, self.device)
         is_student_turn = step % recipe.train.student_every == 0
-        record: dict[str, Any] = {}
+        exits = draws.exits(len(recipe.rollout.steps), shared=recipe.rollout.exit == "shared")
+        record: dict[str, Any] = {"exit": exits.float().mean()}
         with clock("data"):
             text = self.prompts.select(prompt_indices(recipe.seed, ids, len(self.prompts))).to(self.device)
 
         with clock("rollout"), torch.set_grad_enabled(is_student_turn):
-            x = self.rollout(text, draws)
+            x = self.rollout(text, draws, exits)
         if is_student_turn:
             predictions = self.predict(x, text, draws, clock)
             terms = self.objective(predictions)
@@ -84,13 +85,12 @@ class Trainer:
         learned = {"student_updates": self.student.updates, "fake_updates": self.fake.updates}
         return {"step": step, **record, **learned, **clock.seconds, "refused": refusal}
 
-    def rollout(self, text: TextCondition, draws: Draws) -> Tensor:
+    def rollout(self, text: TextCondition, draws: Draws, exits: Tensor) -> Tensor:
         """x ← G(z, T), stopped at the step's exit."""
-        config = self.recipe.rollout
-        exits = draws.exits(len(config.steps), shared=config.exit == "shared")
         student = self.in_precision(self.roles.student.x0)
         noise = draws.noise("rollout 0")
-        return rollout(student, noise, text, config.steps, lambda j: draws.noise(f"rollout {j}"), exits)
+        steps = self.recipe.rollout.steps
+        return rollout(student, noise, text, steps, lambda j: draws.noise(f"rollout {j}"), exits)
 
     @torch.no_grad()
     def predict(self, x: Tensor, text: TextCondition, draws: Draws, clock: Clock) -> Predictions:

@@ -1,10 +1,11 @@
 """A small run for the engine's tests: a recipe over the tiny random pipeline."""
 
+import tempfile
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import pytest
 import tiny
 import torch
 
@@ -49,19 +50,22 @@ PROMPTS = (
 
 
 class TinyRuns:
-    """Recipes and trainers over one tiny pipeline."""
+    """Recipes and trainers over one tiny pipeline, in a folder that goes when the tests are done."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = tiny.save_pipeline(folder / "teacher")
-        self.prompts = folder / "prompts.txt"
-        self.prompts.write_text("\n".join(PROMPTS))
+    @cached_property
+    def folder(self) -> Path:
+        self._kept = tempfile.TemporaryDirectory(prefix="codmd-")
+        root = Path(self._kept.name)
+        (root / "prompts.txt").write_text("\n".join(PROMPTS))
+        return tiny.save_pipeline(root / "teacher")
 
     def base(self) -> Model:
         """A teacher of one's own: nothing that a test does to it is seen by another."""
         return load_model(self.folder)
 
     def recipe(self, *overrides: str) -> Recipe:
-        return parse_recipe(RECIPE.format(base=self.folder, prompts=self.prompts), "tiny", overrides)
+        text = RECIPE.format(base=self.folder, prompts=self.folder.parent / "prompts.txt")
+        return parse_recipe(text, "tiny", overrides)
 
     def trainer(self, *overrides: str) -> Trainer:
         return assemble(self.recipe(*overrides), self.base())[0]
@@ -74,12 +78,10 @@ class TinyRuns:
         return {"dynamic_degree": moved, "saturation": (pixels.max(-1) - pixels.min(-1)).mean()}
 
 
-@pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> TinyRuns:
-    return TinyRuns(tmp_path_factory.mktemp("tiny"))
+runs = TinyRuns()
 
 
-def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+def snapshot(trainer: Trainer) -> dict[str, torch.Tensor]:
     """A copy of all that a step may change."""
     state = {f"student.{k}": v for k, v in trainer.roles.student.state_dict().items()}
     state |= {f"fake.{k}": v for k, v in trainer.roles.fake.state_dict().items()}
@@ -90,8 +92,3 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
         for i, entry in learner.optimizer.state_dict()["state"].items():
             state |= {f"{role}.optimizer.{i}.{k}": v for k, v in entry.items()}
     return {name: tensor.clone() for name, tensor in state.items()}
-
-
-@pytest.fixture(scope="session")
-def snapshot():
-    return weights

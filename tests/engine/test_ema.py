@@ -1,0 +1,37 @@
+"""The running average."""
+
+import pytest
+import torch
+
+from codmd.engine.ema import Ema
+
+
+def test_it_is_the_weighted_mean_of_the_weights_since_its_start() -> None:
+    network = torch.nn.Linear(3, 2).double()
+    ema = Ema(network, decay=0.8, start=2)
+    history = []
+    for update in range(1, 7):
+        with torch.no_grad():
+            network.weight.add_(torch.randn_like(network.weight))
+        history.append(network.weight.detach().clone())
+        ema.update(update)
+        if update <= 2:
+            torch.testing.assert_close(ema.average["weight"].double(), history[-1], rtol=0, atol=1e-7)
+    expected = history[1]
+    for weight in history[2:]:
+        expected = 0.8 * expected + 0.2 * weight
+    torch.testing.assert_close(ema.average["weight"].double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_applied_trades_the_weights_and_gives_them_back() -> None:
+    network = torch.nn.Linear(3, 2)
+    ema = Ema(network, decay=0.5)
+    with torch.no_grad():
+        network.weight.mul_(3)
+    ema.update(1)
+    raw, average = network.weight.detach().clone(), ema.average["weight"].clone()
+    with pytest.raises(KeyError), ema.applied():
+        torch.testing.assert_close(network.weight, average, rtol=0, atol=0)
+        raise KeyError
+    torch.testing.assert_close(network.weight, raw, rtol=0, atol=0)
+    torch.testing.assert_close(ema.average["weight"], average, rtol=0, atol=0)
