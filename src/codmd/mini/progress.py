@@ -41,24 +41,29 @@ def progress(title: str, start: int, steps: int) -> Iterator[tuple[int, Callable
 
 
 class TrainingState:
-    """Weights and optimizer of a training in one safetensors file that is replaced whole; its step in the header."""
+    """Weights and optimizers of a training in one safetensors file that is replaced whole; its step in the header."""
 
-    def __init__(self, folder: Path, modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer) -> None:
-        self.file, self.modules, self.optimizer = folder / "state.safetensors", modules, optimizer
+    def __init__(
+        self, folder: Path, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
+    ) -> None:
+        self.file, self.modules, self.optimizers = folder / "state.safetensors", modules, optimizers
 
     def save(self, step: int) -> None:
         """Write aside, sync, rename: a crash leaves the old file or the new one."""
         tensors = {
-            f"{name}|{key}": value.detach().contiguous()
+            f"{name}|{key}": value.detach().clone()  # tied weights may not share memory in the file
             for name, module in self.modules.items()
             for key, value in module.state_dict().items()
         }
-        optimizer = self.optimizer.state_dict()
-        for index, entry in optimizer["state"].items():
-            tensors |= {f"optimizer|{index}|{key}": torch.as_tensor(value).contiguous() for key, value in entry.items()}
+        groups = {}
+        for name, optimizer in self.optimizers.items():
+            saved = optimizer.state_dict()
+            groups[name] = saved["param_groups"]
+            for index, entry in saved["state"].items():
+                tensors |= {f"{name}|{index}|{k}": torch.as_tensor(v).contiguous() for k, v in entry.items()}
         self.file.parent.mkdir(parents=True, exist_ok=True)
         aside = self.file.with_suffix(".writing")
-        save_file(tensors, aside, metadata={"step": str(step), "groups": json.dumps(optimizer["param_groups"])})
+        save_file(tensors, aside, metadata={"step": str(step), "groups": json.dumps(groups)})
         with aside.open("rb") as handle:
             os.fsync(handle.fileno())
         aside.replace(self.file)
@@ -82,10 +87,12 @@ class TrainingState:
         for name, module in self.modules.items():
             prefix = f"{name}|"
             module.load_state_dict({k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)})
-        state: dict[int, dict[str, torch.Tensor]] = {}
-        for key, value in tensors.items():
-            if key.startswith("optimizer|"):
-                _, index, name = key.split("|")
-                state.setdefault(int(index), {})[name] = value
-        self.optimizer.load_state_dict({"state": state, "param_groups": json.loads(header["groups"])})
+        groups = json.loads(header["groups"])
+        for name, optimizer in self.optimizers.items():
+            state: dict[int, dict[str, torch.Tensor]] = {}
+            for key, value in tensors.items():
+                if key.startswith(f"{name}|"):
+                    _, index, entry = key.split("|")
+                    state.setdefault(int(index), {})[entry] = value
+            optimizer.load_state_dict({"state": state, "param_groups": groups[name]})
         return int(header["step"])

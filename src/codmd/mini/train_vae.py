@@ -20,8 +20,15 @@ from codmd.mini.progress import TrainingState, progress
 from codmd.mini.world import FRAMES, SIZE, object_path, render, sample_scene
 
 LATENT_CHANNELS = 16
-KL_WEIGHT = 1e-4
+KL_WEIGHT, SQUARE_WEIGHT = 1e-4, 2.0
 EDGE_WEIGHT = 4.0  # how much more a pixel counts where something moves or ends
+
+# Rounds of the training; each is a list of (steps, (clips, frames, size) of a batch) under one cosine of the rate.
+# Short small crops teach the spatial code, long ones the memory over a whole clip, whole frames the borders.
+ROUNDS = (
+    ((3825, (8, 5, 32)), (675, (2, 9, 64))),
+    ((1300, (4, 17, 32)), (200, (2, 17, 64))),
+)
 
 
 def new_vae() -> AutoencoderKLWan:
@@ -31,6 +38,30 @@ def new_vae() -> AutoencoderKLWan:
         temperal_downsample=[False, False, True], latents_mean=[0.0] * LATENT_CHANNELS,
         latents_std=[1.0] * LATENT_CHANNELS, scale_factor_temporal=2, scale_factor_spatial=8,
     )  # fmt: skip
+
+
+@torch.no_grad()
+def initialise(vae: AutoencoderKLWan) -> None:
+    """Start as a nearly linear autoencoder: residual branches silent, the trunk orthogonal.
+
+    With the stock initialisation a net this narrow drowns its input in biases and stays on a plateau, putting out
+    the mean colour, for thousands of steps.
+    """
+    for name, module in vae.named_modules():
+        if not isinstance(module, nn.Conv3d | nn.Conv2d):
+            continue
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+        if isinstance(module, nn.Conv3d) and name.endswith(("conv_in", "conv_out", "conv_shortcut", "quant_conv")):
+            nn.init.zeros_(module.weight)  # only the present frame counts at first
+            module.weight[:, :, -1] = nn.init.orthogonal_(torch.empty_like(module.weight[:, :, -1]))
+        elif "resample.1" in name:
+            nn.init.orthogonal_(module.weight, gain=math.sqrt(2))
+        elif name.endswith(("conv2", "proj")):
+            nn.init.zeros_(module.weight)
+    deviation = vae.quant_conv.weight.shape[0] // 2
+    nn.init.zeros_(vae.quant_conv.weight[deviation:])
+    nn.init.constant_(vae.quant_conv.bias[deviation:], -4.0)  # log-variance: latents begin almost noiseless
 
 
 def decode_unclamped(vae: AutoencoderKLWan, latents: Tensor) -> Tensor:
@@ -77,36 +108,52 @@ def reconstruction_loss(video: Tensor, target: Tensor) -> Tensor:
     return (weight * (video - target).abs()).mean()
 
 
-def train_vae(out: Path, *, steps: int, seed: int, batch: int = 8, rate: float = 2e-3) -> AutoencoderKLWan:
+def schedule(step: int) -> tuple[float, tuple[int, int, int]]:
+    """The rate's factor and the shape of the batch at a step of the whole training."""
+    for stages in ROUNDS:
+        length = sum(steps for steps, _ in stages)
+        if step < length:
+            factor = min((step + 1) / 200, 0.5 + 0.5 * math.cos(math.pi * step / length))
+            for steps, shape in stages:
+                if step < steps:
+                    return factor, shape
+                step -= steps
+        step -= length
+    raise ValueError("step lies beyond the last round")
+
+
+def train_vae(out: Path, *, seed: int, rate: float = 1e-3) -> AutoencoderKLWan:
     """Train (or go on training) and save the autoencoder with its latents' statistics under `out`."""
     torch.manual_seed(seed)
     vae = new_vae()
+    initialise(vae)
     for module in vae.modules():  # a third faster on CPUs
         if isinstance(module, nn.Conv3d | nn.Conv2d):
             layout = torch.channels_last_3d if isinstance(module, nn.Conv3d) else torch.channels_last
             module.weight.data = module.weight.data.contiguous(memory_format=layout)
     optimizer = torch.optim.AdamW(vae.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.0)
-    state = TrainingState(out / "vae-training", {"vae": vae}, optimizer)
-    start = state.resume()
-    whole = int(steps * 0.85)  # the last steps see whole frames and longer clips
+    state = TrainingState(out / "vae-training", {"vae": vae}, {"adamw": optimizer})
+    start, total = state.resume(), sum(steps for stages in ROUNDS for steps, _ in stages)
+    shape, data = None, None
 
-    for step, bar in progress("autoencoder", start, steps):
-        optimizer.param_groups[0]["lr"] = rate * min((step + 1) / 200, 0.5 + 0.5 * math.cos(math.pi * step / steps))
-        if step in (start, whole):
-            shape = (2, 9, SIZE) if step >= whole else (batch, 5, SIZE // 2)
-            data = crops(seed, step, *shape)
-        video = next(data)
-        posterior = vae.encode(video).latent_dist
+    for step, bar in progress("autoencoder", start, total):
+        factor, wanted = schedule(step)
+        optimizer.param_groups[0]["lr"] = rate * factor
+        if wanted != shape or data is None:
+            shape, data = wanted, crops(seed, step, *wanted)
+        target = next(data)
+        posterior = vae.encode(target).latent_dist
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
         latents = posterior.mean + posterior.std * torch.randn(posterior.mean.shape, generator=generator)
-        error = reconstruction_loss(decode_unclamped(vae, latents), video)
-        loss = error + KL_WEIGHT * posterior.kl().mean() / latents[0].numel()
+        video = decode_unclamped(vae, latents)
+        error = reconstruction_loss(video, target)
+        loss = error + SQUARE_WEIGHT * (video - target).square().mean() + KL_WEIGHT * posterior.kl().mean() / latents[0].numel()
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
         optimizer.step()
         bar(f"weighted L1 {error.item():.4f}")
-        state.save_every(200, step + 1, steps)
+        state.save_every(200, step + 1, total)
 
     _set_statistics(vae, seed)
     vae.save_pretrained(out / "vae")
