@@ -68,23 +68,27 @@ def name_motion(x: np.ndarray, y: np.ndarray, radius: np.ndarray, turn: float, t
     residual = math.sqrt(fit[0])
     if name != "still" and residual > max(ASTRAY, 0.5 * rest):
         name = "none"
-    if name == "still" and rest > 2 * ASTRAY:
+    if name == "still" and rest > ASTRAY:
         name = "none"
 
-    growth, middle = line(time, np.log(radius))
+    growth, _ = line(time, np.log(radius))
+    wider, middle = line(time, radius)
     bigger = abs(growth) / GROWTH_LOG
     turned = abs(turn) / SPIN_ANGLE
     if bigger > max(0.5, amount if name != "none" else 0.5):
         name, amount = ("grow" if growth > 0 else "shrink"), bigger
     if turned > max(0.5, amount if name != "none" else 0.5) - 1e-6:
         name, amount = "spin", turned
-    amount = max(amount, bigger, turned, rest / (SLOWEST / math.sqrt(12)) if name == "none" else 0.0)
+    # Even without order it moves: these are 1 for the slowest translation and for a growth, by their deviation.
+    strays = math.sqrt(12) * rest / SLOWEST
+    swells = math.sqrt(12) * float(np.std(np.log(radius))) / GROWTH_LOG
+    amount = max(amount, bigger, turned, strays, swells)
     translates = name == direction and name != "none"
     return Motion(
         name=None if name == "none" else name,
         speed=("fast" if travel > FAST_FROM else "slow") if translates else None,
         amount=amount, residual=residual, fitted_x=fit[2], fitted_y=fit[3],
-        fitted_radius=np.exp(middle + growth * (time - 0.5)),
+        fitted_radius=middle + wider * (time - 0.5),
     )  # fmt: skip
 
 

@@ -190,7 +190,7 @@ def _complete(
     """
     cx, cy, area = (np.where(track.seen, v, np.nan) for v in (track.x, track.y, track.area))
     for _ in range(3):
-        mask = _shape_cover(found.shape, x, y, radius, found.angles)
+        mask = shape_cover(found.shape, x, y, radius, found.angles)
         total = np.maximum(mask.sum(axis=(1, 2)), 1.0)
         pixel = np.arange(SIZE) + 0.5
         x = x + np.nan_to_num(cx - np.einsum("fhw,w->f", mask, pixel) / total)
@@ -199,7 +199,7 @@ def _complete(
     return x, y, radius
 
 
-def _shape_cover(
+def shape_cover(
     shape: str, x: np.ndarray, y: np.ndarray, radius: np.ndarray, angle: np.ndarray
 ) -> np.ndarray:
     """The renderer's soft mask of a shape, `[F, H, W]`."""
@@ -220,7 +220,7 @@ def _draw(objects: tuple[Seen, ...], behind: Background) -> np.ndarray:
     image = np.repeat(row[:, None].astype(np.float32), SIZE, axis=1)
     for seen in objects:
         shape = max(seen.shape_scores, key=seen.shape_scores.__getitem__)
-        cover = _shape_cover(shape, seen.x, seen.y, seen.radius, seen.angle)[..., None].astype(np.float32)
+        cover = shape_cover(shape, seen.x, seen.y, seen.radius, seen.angle)[..., None].astype(np.float32)
         cover *= np.isfinite(seen.area)[:, None, None, None]
         colour = np.asarray(COLOURS[seen.colour]) if seen.colour else np.nanmean(seen.colours, axis=0)
         light = np.ones((len(row), SIZE))
