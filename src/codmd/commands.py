@@ -48,6 +48,8 @@ class Distill:
     """Folder of the run; by default runs/ and the recipe's name."""
     init: Annotated[str | None, arg(metavar="MODEL")] = None
     """Start the student from another student instead of the teacher."""
+    allow_changes: Flag = False
+    """Go on with a run although its recipe was another."""
     dry_run: Flag = False
     """Print the resolved recipe and stop."""
 
@@ -60,7 +62,13 @@ class Distill:
             return
         from codmd.engine import distill
 
-        distill.run(self.recipe, overrides=self.overrides, out=self.out, init=self.init)
+        distill.run(
+            self.recipe,
+            overrides=self.overrides,
+            out=self.out,
+            init=self.init,
+            allow_changes=self.allow_changes,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

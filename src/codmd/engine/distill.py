@@ -22,12 +22,13 @@ from codmd.engine.guard import NON_FINITE_EXIT, NonFiniteError
 from codmd.engine.loop import Roles, Trainer
 from codmd.engine.signals import stop_on_signals
 from codmd.engine.tracking import JsonLines, Tracker, read_json_lines, summary
-from codmd.engine.validation import Score, Validation, best, warnings
+from codmd.engine.validation import Score, Validation, best, mini_score, warnings
 from codmd.errors import UserError
 from codmd.models import Model, load_model
 from codmd.networks import GuidedTeacher
 from codmd.recipe import Recipe, diff, load_recipe, parse_recipe, to_toml
 from codmd.sampling import Settings
+from codmd.schema import nearest
 
 OnStep = Callable[[Mapping[str, Any]], None]
 
@@ -137,7 +138,7 @@ def assemble(
         encoded = EncodedPrompts(pipeline.text, prompts.training, progress=lambda done, _: advance(done, ""))
     trainer = Trainer(recipe, Roles(student, teacher, fake), encoded, settings.latent_shape(base))
     validation = (
-        Validation(recipe, base, prompts.validation, score or _mini_score(recipe)) if curve.every else None
+        Validation(recipe, base, prompts.validation, score or _score_for(recipe)) if curve.every else None
     )
     return trainer, validation
 
@@ -156,6 +157,7 @@ class Session:
     ) -> None:
         self.out, self.trainer, self.validation, self.init, self.cache = out, trainer, validation, init, cache
         self.recipe = trainer.recipe
+        self.metric = self.recipe.train.best_metric
         self.sampling = {
             "kind": "student",
             "base": base.ref if base.ref == "mini" else str(base.folder.resolve()),
@@ -174,6 +176,10 @@ class Session:
         metrics = JsonLines(self.out / "metrics.jsonl", first)
         self.curve = JsonLines(self.out / "learning_curve.jsonl", first + 1)
         self.teacher = self.validation.teacher(self.cache) if self.validation is not None else {}
+        if self.metric and self.metric not in self.teacher:
+            raise UserError(
+                f"train.choose: no measure is called {self.metric}, {nearest(self.metric, self.teacher)}"
+            )
         if self._validation_is_due() and first == 0:
             self._validate()
         with stop_on_signals() as stop, meter("distilling", max(total - first, 1)) as advance:
@@ -214,14 +220,13 @@ class Session:
         scores = self.validation.student(trainer.roles.student, trainer.ema)
         self.curve.log(trainer.step, {"student_updates": trainer.student.updates, **scores})
         for warning in warnings(scores, self.teacher, self.recipe.validation):
-            print(f"{warning} (step {trainer.step})", file=sys.stderr)
+            print(f"warning: step {trainer.step}: {warning}", file=sys.stderr)
         leader = self._leader()
         return leader is not None and leader["step"] == trainer.step
 
     def _leader(self) -> dict[str, Any] | None:
         """The best point of the learning curve, when the recipe chooses by it."""
-        metric = self.recipe.train.best_metric
-        return best(read_json_lines(self.out / "learning_curve.jsonl"), metric) if metric else None
+        return best(read_json_lines(self.out / "learning_curve.jsonl"), self.metric) if self.metric else None
 
     def _save(self) -> Path:
         """Commits a checkpoint; says which is chosen; only then deletes what is no longer kept."""
@@ -274,13 +279,11 @@ def _with_shift(base: Model, shift: float | None) -> Model:
     return replace(base, pipeline=replace(base.pipeline, scheduler=scheduler))
 
 
-def _mini_score(recipe: Recipe) -> Score:
+def _score_for(recipe: Recipe) -> Score:
     """The miniature's measures, which need its captions."""
     if recipe.data.prompts != "mini":
         raise UserError(
             "validation.every: the learning curve is measured on the miniature's captions, and data.prompts "
             f'is "{recipe.data.prompts}"; set validation.every = 0'
         )
-    from codmd.evaluation import score
-
-    return score
+    return mini_score

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -81,7 +82,18 @@ class Validation:
 
     def _scores(self, model: Model, settings: Settings) -> dict[str, float]:
         videos = generate_videos(model, self.prompts, self.seeds, settings=settings, batch=BATCH)
-        return {name: float(value) for name, value in self.score(videos, self.prompts).items()}
+        scores = self.score(videos, self.prompts)
+        return {name: float(value) for name, value in scores.items() if math.isfinite(value)}
+
+
+def mini_score(videos: Videos, captions: list[str]) -> dict[str, float]:
+    """The miniature's measures, named as in a learning curve, and saturation relative to the true colours."""
+    from codmd import evaluation
+
+    summary = evaluation.score(videos, captions).summary()
+    return {name.replace(" ", "_"): value for name, value in summary.items()} | {
+        SATURATION: 1 + summary["saturation error"]
+    }
 
 
 def warnings(
@@ -90,28 +102,18 @@ def warnings(
     """What the student has lost or gained against its teacher by more than the recipe's shares."""
     said = []
     if DYNAMICS in scores and DYNAMICS in teacher:
-        floor = teacher[DYNAMICS] * (1 - config.warn_dynamic_drop)
-        if scores[DYNAMICS] < floor:
-            said.append(
-                _warning("dynamic degree has fallen to", scores[DYNAMICS], teacher[DYNAMICS], "lost motion")
-            )
+        ours, theirs = scores[DYNAMICS], teacher[DYNAMICS]
+        if ours < theirs * (1 - config.warn_dynamic_drop):
+            said.append(f"dynamic degree {ours:.3g}, the teacher's is {theirs:.3g}: motion is being lost")
     if SATURATION in scores and SATURATION in teacher:
-        ceiling = teacher[SATURATION] * (1 + config.warn_saturation_rise)
-        if scores[SATURATION] > ceiling:
-            said.append(
-                _warning(
-                    "saturation has risen to", scores[SATURATION], teacher[SATURATION], "over-saturation"
-                )
-            )
+        ours, theirs = scores[SATURATION], teacher[SATURATION]
+        if ours > theirs * (1 + config.warn_saturation_rise):
+            said.append(f"saturation {ours:.3g}, the teacher's is {theirs:.3g}: colours are being overdone")
     return said
 
 
-def _warning(what: str, value: float, of_teacher: float, name: str) -> str:
-    return f"warning: {what} {value:.3g}, the teacher's is {of_teacher:.3g} ({name}): look at samples"
-
-
 def best(curve: list[dict[str, Any]], metric: str) -> dict[str, Any] | None:
-    """The curve's best record: the highest, or the lowest of an error or a gap; the earliest of equals."""
+    """The curve's best record: the highest; of an error or a gap the nearest to 0; the first of equals."""
     scored = [record for record in curve if isinstance(record.get(metric), int | float)]
-    sign = -1 if metric.endswith(("_error", "_gap")) else 1
-    return max(scored, key=lambda record: sign * record[metric], default=None)
+    small_is_good = metric.endswith(("error", "gap"))
+    return max(scored, key=lambda r: -abs(r[metric]) if small_is_good else r[metric], default=None)

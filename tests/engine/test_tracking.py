@@ -1,0 +1,60 @@
+"""What a run says of itself."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from codmd.engine.tracking import Clock, JsonLines, open_trackers, read_json_lines, residuals, summary
+from codmd.errors import UserError
+
+
+def test_lines_are_json_and_those_of_a_lost_future_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = JsonLines(path)
+    for step in range(4):
+        log.log(step, {"loss": math.nan if step == 1 else step / 3, "refused": None})
+    log.close()
+    with path.open("a") as file:
+        file.write('{"step": 4, "lo')  # a crash in the middle of a line
+    assert [r["step"] for r in read_json_lines(path)] == [0, 1, 2, 3]
+    assert json.loads(path.read_text().splitlines()[1])["loss"] == "nan"
+    again = JsonLines(path, start=2)
+    again.log(2, {"loss": 2 / 3})
+    again.close()
+    assert [(r["step"], r["loss"]) for r in read_json_lines(path)] == [(0, 0.0), (1, "nan"), (2, 2 / 3)]
+
+
+def test_residuals_vanish_where_fake_and_teacher_agree_and_stay_below_two() -> None:
+    real, fake = torch.randn(3, 4, 5, 2, 2), torch.randn(3, 4, 5, 2, 2)
+    same, other = residuals(real, 3 * real), residuals(real, -fake)
+    assert all(value.abs() < 1e-6 for value in same.values())
+    assert same.keys() == {"residual/frame", "residual/batch"}
+    assert all(0.1 < value <= 2 for value in other.values())
+
+
+def test_a_clock_adds_up_by_phase() -> None:
+    clock = Clock(torch.device("cpu"))
+    for phase in ("rollout", "fake", "rollout"):
+        with clock(phase):
+            pass
+    assert list(clock.seconds) == ["seconds/rollout", "seconds/fake"]
+
+
+def test_the_summary_names_what_is_there() -> None:
+    assert summary({"loss/fake": 0.51234, "step": 3}) == "fake 0.512"
+
+
+def test_a_tracker_that_is_not_there_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    for name in ("wandb", "tensorboard"):
+        with pytest.raises(UserError, match=r"codmd\[track\]"):
+            open_trackers([name], tmp_path)
+    with pytest.raises(UserError, match="known: tensorboard, wandb"):
+        open_trackers(["mlflow"], tmp_path)
