@@ -18,7 +18,14 @@ from codmd.errors import UserError
 def progress(title: str, start: int, steps: int) -> Iterator[tuple[int, Callable[[str], None]]]:
     """Yield (step, say) with a bar on a terminal, or a line every few seconds where there is none."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -30,7 +37,9 @@ def progress(title: str, start: int, steps: int) -> Iterator[tuple[int, Callable
             if now - last > 20 or step + 1 == steps:
                 last = now
                 left = (now - begun) / (step + 1 - start) * (steps - step - 1)
-                console.print(f"{title} {step + 1}/{steps}, {left / 60:.1f} min left, {' '.join(said)}", highlight=False)
+                console.print(
+                    f"{title} {step + 1}/{steps}, {left / 60:.1f} min left, {' '.join(said)}", highlight=False
+                )
         return
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.fields[said]}"), console=console) as bar:
@@ -51,7 +60,9 @@ class TrainingState:
     def save(self, step: int) -> None:
         """Write aside, sync, rename: a crash leaves the old file or the new one."""
         tensors = {
-            f"{name}|{key}": value.detach().clone()  # tied weights may not share memory in the file
+            f"{name}|{key}": value.detach().clone(
+                memory_format=torch.contiguous_format
+            )  # tied weights may not share memory in the file
             for name, module in self.modules.items()
             for key, value in module.state_dict().items()
         }

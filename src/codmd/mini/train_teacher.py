@@ -30,14 +30,15 @@ from codmd.networks import LatentCodec, TextEncoder, WanNetwork
 DROPPED_CAPTIONS = 0.1
 SCHEDULE_SHIFT = 3.0  # of the training times and of the stock scheduler
 SHARD = 250
+SAVE_EVERY = 500  # steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherConfig:
     """What the shipped teacher was made with."""
 
-    clips: int = 10_000
-    steps: int = 14_000
+    clips: int = 8_000
+    steps: int = 9_000
     batch: int = 16
     rate: float = 1.5e-3
     warmup: int = 300
@@ -119,7 +120,9 @@ def train_transformer(out: Path, latents: Tensor, config: TeacherConfig) -> None
     network, text_model = WanNetwork(new_transformer()), new_text_encoder()
     text = TextEncoder(new_tokenizer(), text_model)
     learned = nn.ModuleDict({"network": network, "text": text_model})
-    mean = torch.optim.swa_utils.AveragedModel(learned, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(config.decay))
+    mean = torch.optim.swa_utils.AveragedModel(
+        learned, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(config.decay)
+    )
     optimizer = Optimizers(network, text_model, config.rate)
     optimizers = {"muon": optimizer.muon, "adamw": optimizer.adamw}
     state = TrainingState(out / "teacher-training", {"learned": learned, "mean": mean}, optimizers)
@@ -150,7 +153,7 @@ def train_transformer(out: Path, latents: Tensor, config: TeacherConfig) -> None
         mean.update_parameters(learned)
         losses.append(loss.item())
         bar(f"flow loss {sum(losses[-200:]) / len(losses[-200:]):.4f}")
-        state.save_every(500, step + 1, config.steps)
+        state.save_every(SAVE_EVERY, step + 1, config.steps)
 
     mean.module["network"].transformer.save_pretrained(out / "transformer")
     mean.module["text"].save_pretrained(out / "text_encoder")

@@ -21,6 +21,7 @@ from codmd.mini.world import FRAMES, SIZE, object_path, render, sample_scene
 
 LATENT_CHANNELS = 16
 KL_WEIGHT, SQUARE_WEIGHT = 1e-4, 2.0
+STATISTICS_CLIPS = 64
 EDGE_WEIGHT = 4.0  # how much more a pixel counts where something moves or ends
 
 # Rounds of the training; each is a list of (steps, (clips, frames, size) of a batch) under one cosine of the rate.
@@ -147,7 +148,11 @@ def train_vae(out: Path, *, seed: int, rate: float = 1e-3) -> AutoencoderKLWan:
         latents = posterior.mean + posterior.std * torch.randn(posterior.mean.shape, generator=generator)
         video = decode_unclamped(vae, latents)
         error = reconstruction_loss(video, target)
-        loss = error + SQUARE_WEIGHT * (video - target).square().mean() + KL_WEIGHT * posterior.kl().mean() / latents[0].numel()
+        loss = (
+            error
+            + SQUARE_WEIGHT * (video - target).square().mean()
+            + KL_WEIGHT * posterior.kl().mean() / latents[0].numel()
+        )
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
@@ -161,10 +166,11 @@ def train_vae(out: Path, *, seed: int, rate: float = 1e-3) -> AutoencoderKLWan:
 
 
 @torch.no_grad()
-def _set_statistics(vae: AutoencoderKLWan, seed: int, clips: int = 64) -> None:
+def _set_statistics(vae: AutoencoderKLWan, seed: int) -> None:
     """Write each latent channel's mean and deviation, over fresh clips, into the stock config."""
     vae.eval()
-    latents = torch.cat([vae.encode(v).latent_dist.mean for v, _ in zip(crops(seed, 10**8, 8, FRAMES, SIZE), range(clips // 8))])
+    clips = (next(crops(seed, 10**8 + i, 1, FRAMES, SIZE)) for i in range(STATISTICS_CLIPS))
+    latents = torch.cat([vae.encode(clip).latent_dist.mean for clip in clips])
     vae.register_to_config(
         latents_mean=latents.mean((0, 2, 3, 4)).tolist(), latents_std=latents.std((0, 2, 3, 4)).tolist()
     )

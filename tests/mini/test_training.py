@@ -1,0 +1,73 @@
+"""The miniature's own training: it makes a stock folder from nothing, and goes on exactly after an interruption."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import WanPipeline
+from safetensors.torch import load_file
+
+from codmd.mini import train_teacher, train_vae
+from codmd.mini.captions import held_out
+from codmd.mini.train_teacher import TeacherConfig, caption, scene, train_transformer
+
+TINY = TeacherConfig(clips=10, steps=4, batch=2, warmup=1)
+
+
+@pytest.fixture
+def tiny_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_vae, "ROUNDS", (((1, (1, 5, 32)),), ((1, (1, 9, 32)),)))
+    monkeypatch.setattr(train_vae, "STATISTICS_CLIPS", 2)
+    monkeypatch.setattr(train_teacher, "SHARD", 10)
+
+
+def test_from_nothing_to_a_folder_that_stock_diffusers_loads(tmp_path: Path, tiny_rounds: None) -> None:
+    folder = train_teacher.run(tmp_path, config=TINY)
+    stock = WanPipeline.from_pretrained(folder)
+    clip = stock("a red circle", num_frames=17, height=64, width=64, num_inference_steps=2, output_type="pt").frames
+    assert clip.shape == (1, 17, 3, 64, 64)
+    assert torch.isfinite(clip).all()
+
+
+def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    latents = torch.randn(10, 16, 9, 8, 8, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(train_teacher, "SAVE_EVERY", 1)
+    train_transformer(tmp_path / "whole", latents, TINY)
+
+    honest = train_teacher.progress
+
+    def cut_after_two(title: str, start: int, steps: int):  # type: ignore[no-untyped-def]
+        for step, bar in honest(title, start, steps):
+            if step == 2:
+                raise KeyboardInterrupt
+            yield step, bar
+
+    monkeypatch.setattr(train_teacher, "progress", cut_after_two)
+    with pytest.raises(KeyboardInterrupt):
+        train_transformer(tmp_path / "cut", latents, TINY)
+    monkeypatch.setattr(train_teacher, "progress", honest)
+    train_transformer(tmp_path / "cut", latents, TINY)
+
+    name = "transformer/diffusion_pytorch_model.safetensors"
+    whole, cut = load_file(tmp_path / "whole" / name), load_file(tmp_path / "cut" / name)
+    assert whole.keys() == cut.keys()
+    assert all(torch.equal(whole[k], cut[k]) for k in whole)
+
+
+def test_no_training_caption_is_an_evaluation_caption() -> None:
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    texts = [caption(scene(0, i), rng) for i in range(300)]
+    assert not any(held_out(t) for t in texts)
+
+
+def test_schedule_covers_each_round_and_stops() -> None:
+    total = sum(steps for stages in train_vae.ROUNDS for steps, _ in stages)
+    factors = [train_vae.schedule(step)[0] for step in range(total)]
+    assert all(0 < f <= 1 for f in factors)
+    assert factors[-1] < 1e-3
+    with pytest.raises(ValueError, match="beyond"):
+        train_vae.schedule(total)
