@@ -47,11 +47,11 @@ SHADE = 0.45  # how much darker the bottom of a shaded shape is than its top
 
 STRIPE_PERIOD, STRIPE_AMPLITUDE = 16.0, 0.08
 ZOOM, PAN = 1.5, 18.0
-TRAVEL = {"slow": (13.0, 15.0), "fast": (27.0, 30.0)}
-RADIUS = {"small": (6.5, 7.5), "large": (10.0, 11.5)}
-PAIR_RADIUS = (6.5, 7.5)
-CHANGING_RADIUS = (8.5, 9.5)  # grow and shrink
-ZOOMED_RADIUS = (7.5, 8.5)
+TRAVEL = {"slow": (12.0, 14.0), "fast": (26.0, 29.0)}
+RADIUS = {"small": (7.5, 8.5), "large": (11.0, 12.5)}
+PAIR_RADIUS = (7.5, 8.5)
+CHANGING_RADIUS = (9.0, 10.0)  # grow and shrink
+ZOOMED_RADIUS = (8.0, 9.0)
 GROWTH = (0.6, 1.3)
 HOP_HEIGHT, HOPS = 16.0, 2
 ORBIT_RADIUS = 10.0
@@ -287,12 +287,12 @@ def _pair_starts(
     relation: str, motion: str, travel: float, rng: np.random.Generator
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Starts of two objects, the first in this relation to the second, apart and in view all along."""
-    apart, aside = float(rng.uniform(23, 27)), float(rng.uniform(-5, 5))
+    apart, aside = float(rng.uniform(25, 28)), float(rng.uniform(-5, 5))
     dx, dy = (apart, aside) if relation in ("left of", "right of") else (aside, apart)
     if relation in ("left of", "above"):
         dx, dy = -dx, -dy
     left, right, up, down = _reach(motion, "still", travel, (1, 1))
-    margin = 9.0
+    margin = 10.0
     x = _between(margin + left + abs(dx) / 2, SIZE - margin - right - abs(dx) / 2, rng)
     y = _between(margin + up + abs(dy) / 2, SIZE - margin - down - abs(dy) / 2, rng)
     return (x + dx / 2, y + dy / 2), (x - dx / 2, y - dy / 2)
