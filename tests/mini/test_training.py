@@ -20,6 +20,7 @@ TINY = TeacherConfig(clips=10, steps=4, batch=2, warmup=1)
 def tiny_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_vae, "ROUNDS", (((1, (1, 5, 32)),), ((1, (1, 9, 32)),)))
     monkeypatch.setattr(train_vae, "STATISTICS_CLIPS", 2)
+    monkeypatch.setattr(train_vae, "DECODER_STEPS", 1)
     monkeypatch.setattr(train_teacher, "SHARD", 10)
 
 

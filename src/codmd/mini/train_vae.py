@@ -22,6 +22,7 @@ from codmd.mini.world import FRAMES, SIZE, object_path, render, sample_scene
 LATENT_CHANNELS = 16
 KL_WEIGHT, SQUARE_WEIGHT = 1e-4, 2.0
 STATISTICS_CLIPS = 64
+DECODER_STEPS = 2000
 EDGE_WEIGHT = 4.0  # how much more a pixel counts where something moves or ends
 
 # Rounds of the training; each is a list of (steps, (clips, frames, size) of a batch) under one cosine of the rate.
@@ -162,6 +163,35 @@ def train_vae(out: Path, *, seed: int, rate: float = 1e-3) -> AutoencoderKLWan:
 
     _set_statistics(vae, seed)
     vae.save_pretrained(out / "vae")
+    return vae
+
+
+def sharpen_decoder(out: Path, vae: AutoencoderKLWan, *, seed: int, rate: float = 1e-3) -> AutoencoderKLWan:
+    """Train (or go on training) the decoder alone on whole-length crops, and save the autoencoder anew.
+
+    Latents stay what they are, so this may come after the transformer has learned them.
+    """
+    vae.train().requires_grad_(False)
+    learned = nn.ModuleDict({"post_quant_conv": vae.post_quant_conv, "decoder": vae.decoder}).requires_grad_(True)
+    optimizer = torch.optim.AdamW(learned.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.0)
+    state = TrainingState(out / "decoder-training", {"decoder": learned}, {"adamw": optimizer})
+    start = state.resume()
+    data = crops(seed + 1, start, 4, FRAMES, SIZE // 2)
+    for step, bar in progress("decoder", start, DECODER_STEPS):
+        factor = 0.5 + 0.5 * math.cos(math.pi * step / DECODER_STEPS)
+        optimizer.param_groups[0]["lr"] = rate * min((step + 1) / 100, factor)
+        target = next(data)
+        with torch.no_grad():
+            latents = vae.encode(target).latent_dist.mean
+        video = decode_unclamped(vae, latents)
+        error = reconstruction_loss(video, target)
+        optimizer.zero_grad()
+        (error + SQUARE_WEIGHT * (video - target).square().mean()).backward()
+        nn.utils.clip_grad_norm_(learned.parameters(), 1.0)
+        optimizer.step()
+        bar(f"weighted L1 {error.item():.4f}")
+        state.save_every(200, step + 1, DECODER_STEPS)
+    vae.save_pretrained(out / "vae-sharp")
     return vae
 
 
