@@ -95,6 +95,7 @@ class TrainConfig:
     checkpoint_every: int = 0  # in iterations; 0: at the end only
     keep: int = 2
     choose: str = "last"  # or "best:<metric>"
+    track: tuple[Literal["tensorboard", "wandb"], ...] = ()  # besides metrics.jsonl
 
     def __post_init__(self) -> None:
         for key in ("iterations", "batch", "student_every", "keep"):

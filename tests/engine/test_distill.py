@@ -150,16 +150,17 @@ def test_init_starts_the_student_from_another_and_the_fake_network_from_the_teac
 
 
 def test_the_best_checkpoint_is_chosen_by_the_rule_and_outlives_the_newest(tmp_path: Path) -> None:
-    values = iter([0.5, 0.1, 0.9, 0.3, 0.2, 0.2])  # the teacher's, then the curve's
-
-    def score(videos: Any, captions: list[str]) -> dict[str, float]:
-        return {"total": next(values), "other": float("nan")}
-
     recipe = runs.recipe(*CURVE, "train.keep=1", "train.choose=best:total")
-    result = distill(recipe, tmp_path / "run", score=score)
-    assert [p.name for p in checkpoint.committed(tmp_path / "run")] == ["step-000002", "step-000006"]
-    assert result.checkpoint.name == "step-000002" == load_model(tmp_path / "run").folder.name
-    assert (tmp_path / "run/latest").resolve().name == "step-000006"
+    for best, curve in (("step-000002", [0.1, 0.9, 0.3, 0.2]), ("step-000000", [0.9, 0.9, 0.1, 0.2])):
+        values = iter([0.5, *curve])  # the teacher's first
+
+        def score(videos: Any, captions: list[str], values: Any = values) -> dict[str, float]:
+            return {"total": next(values), "other": float("nan")}
+
+        result = distill(recipe, tmp_path / best, score=score)
+        assert [p.name for p in checkpoint.committed(tmp_path / best)] == [best, "step-000006"]
+        assert result.checkpoint.name == best == load_model(tmp_path / best).folder.name
+        assert (tmp_path / best / "latest").resolve().name == "step-000006"
     misspelt = runs.recipe(*CURVE, "train.choose=best:totl")
     with pytest.raises(UserError, match=r"train\.choose.*total"):
         distill(misspelt, tmp_path / "other", score=lambda videos, captions: {"total": 1.0})

@@ -55,6 +55,6 @@ def test_a_tracker_that_is_not_there_is_said_in_one_line(
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     for name in ("wandb", "tensorboard"):
         with pytest.raises(UserError, match=r"codmd\[track\]"):
-            open_trackers([name], tmp_path)
+            open_trackers([name], tmp_path, 0)
     with pytest.raises(UserError, match="known: tensorboard, wandb"):
-        open_trackers(["mlflow"], tmp_path)
+        open_trackers(["mlflow"], tmp_path, 0)

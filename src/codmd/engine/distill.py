@@ -21,7 +21,7 @@ from codmd.engine import checkpoint
 from codmd.engine.guard import NON_FINITE_EXIT, NonFiniteError
 from codmd.engine.loop import Roles, Trainer
 from codmd.engine.signals import stop_on_signals
-from codmd.engine.tracking import JsonLines, Tracker, read_json_lines, summary
+from codmd.engine.tracking import JsonLines, Tracker, open_trackers, read_json_lines, summary
 from codmd.engine.validation import Score, Validation, best, mini_score, warnings
 from codmd.errors import UserError
 from codmd.models import Model, load_model
@@ -173,6 +173,7 @@ class Session:
     def go(self, on_step: OnStep | None = None, trackers: Sequence[Tracker] = ()) -> Result:
         """The iterations that are left."""
         trainer, total, first = self.trainer, self.recipe.train.iterations, self.trainer.step
+        trackers = (*trackers, *open_trackers(self.recipe.train.track, self.out, first))
         metrics = JsonLines(self.out / "metrics.jsonl", first)
         self.curve = JsonLines(self.out / "learning_curve.jsonl", first + 1)
         self.teacher = self.validation.teacher(self.cache) if self.validation is not None else {}
@@ -180,8 +181,8 @@ class Session:
             raise UserError(
                 f"train.choose: no measure is called {self.metric}, {nearest(self.metric, self.teacher)}"
             )
-        if self._validation_is_due() and first == 0:
-            self._validate()
+        if self._validation_is_due() and first == 0 and self._validate():
+            self._save()
         with stop_on_signals() as stop, meter("distilling", max(total - first, 1)) as advance:
             while trainer.step < total and stop.signal is None:
                 record = trainer.iterate()
@@ -221,19 +222,20 @@ class Session:
         self.curve.log(trainer.step, {"student_updates": trainer.student.updates, **scores})
         for warning in warnings(scores, self.teacher, self.recipe.validation):
             print(f"warning: step {trainer.step}: {warning}", file=sys.stderr)
-        leader = self._leader()
+        leader = best(self._points(), self.metric) if self.metric else None
         return leader is not None and leader["step"] == trainer.step
 
-    def _leader(self) -> dict[str, Any] | None:
-        """The best point of the learning curve, when the recipe chooses by it."""
-        return best(read_json_lines(self.out / "learning_curve.jsonl"), self.metric) if self.metric else None
+    def _points(self) -> list[dict[str, Any]]:
+        return read_json_lines(self.out / "learning_curve.jsonl")
 
     def _save(self) -> Path:
         """Commits a checkpoint; says which is chosen; only then deletes what is no longer kept."""
         chosen = newest = checkpoint.save(self.out, self.trainer, self.sampling, self.init)
-        rule, leader = self.recipe.train.choose, self._leader()
-        if leader is not None and checkpoint.folder_of(self.out, leader["step"]).is_dir():
-            chosen = checkpoint.folder_of(self.out, leader["step"])
+        if self.metric:
+            there = [p for p in self._points() if checkpoint.folder_of(self.out, p["step"]).is_dir()]
+            leader = best(there, self.metric)
+            chosen = checkpoint.folder_of(self.out, leader["step"]) if leader is not None else newest
+        rule = self.recipe.train.choose
         about = {"checkpoint": str(chosen.relative_to(self.out)), "rule": rule, "newest": newest.name}
         checkpoint.write_json(self.out / "chosen.json", about)
         checkpoint.prune(self.out, self.recipe.train.keep, chosen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -60,12 +61,12 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class TensorBoard:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, start: int) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise UserError('TensorBoard is not installed: pip install "codmd[track]"') from None
-        self.writer = SummaryWriter(str(folder))
+        self.writer = SummaryWriter(str(folder), purge_step=start)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         for name, value in _numbers(values).items():
@@ -76,12 +77,14 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path) -> None:
         try:
             import wandb
         except ImportError:
             raise UserError('wandb is not installed: pip install "codmd[track]"') from None
-        self.run = wandb.init(project="codmd", name=name, dir=str(folder), id=folder.name, resume="allow")
+        # The folder is the run: going on with it goes on with its page.
+        identity = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest()
+        self.run = wandb.init(project="codmd", name=folder.name, dir=str(folder), id=identity, resume="allow")
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         self.run.log(_numbers(values), step=step)
@@ -143,11 +146,11 @@ def summary(record: Mapping[str, Any]) -> str:
     return ", ".join(f"{label} {record[name]:.3g}" for name, label in shown.items() if name in record)
 
 
-def open_trackers(names: Sequence[str], folder: Path) -> list[Tracker]:
-    """The extra trackers by name."""
+def open_trackers(names: Sequence[str], folder: Path, start: int) -> list[Tracker]:
+    """The trackers of these names, for a run in `folder` that goes on at step `start`."""
     known: dict[str, Callable[[], Tracker]] = {
-        "tensorboard": lambda: TensorBoard(folder / "tensorboard"),
-        "wandb": lambda: WeightsAndBiases(folder, folder.name),
+        "tensorboard": lambda: TensorBoard(folder / "tensorboard", start),
+        "wandb": lambda: WeightsAndBiases(folder),
     }
     for name in names:
         if name not in known:
