@@ -38,7 +38,7 @@ class TeacherConfig:
     """What the shipped teacher was made with."""
 
     clips: int = 6_000
-    steps: int = 9_000
+    steps: int = 7_200
     batch: int = 16
     rate: float = 1.5e-3
     warmup: int = 300
@@ -155,8 +155,9 @@ def train_transformer(out: Path, latents: Tensor, config: TeacherConfig) -> None
         bar(f"flow loss {sum(losses[-200:]) / len(losses[-200:]):.4f}")
         state.save_every(SAVE_EVERY, step + 1, config.steps)
 
-    mean.module["network"].transformer.save_pretrained(out / "transformer")
-    mean.module["text"].save_pretrained(out / "text_encoder")
+    learned.load_state_dict(mean.module.state_dict())
+    network.transformer.save_pretrained(out / "transformer")
+    text_model.save_pretrained(out / "text_encoder")
 
 
 def assemble(out: Path, folder: Path, config: TeacherConfig) -> None:

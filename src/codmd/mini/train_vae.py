@@ -83,7 +83,7 @@ def crops(seed: int, start: int, batch: int, frames: int, size: int) -> Iterator
     """Endless batches `[B, 3, frames, size, size]` of crops around objects; batch n depends on (seed, n) alone."""
     for step in range(start, 10**9):
         rng = np.random.default_rng((seed, step, frames))
-        out = []
+        out: list[np.ndarray] = []
         while len(out) < batch:
             scene = sample_scene(sample_prior(rng), rng)
             clip = render(scene)

@@ -200,7 +200,7 @@ def sample_scene(fixed: Mapping[str, object], rng: np.random.Generator) -> Scene
         # A moving camera is one clip in three, and only over a single object that rests in the world.
         moves = count == 1 and not wants_motion and rng.random() < 1 / 3
         camera = str(rng.choice(CAMERAS[1:])) if moves else "still"
-    options = ("still",) if camera != "still" else PAIR_MOTIONS if count == 2 else MOTIONS
+    options: tuple[str, ...] = ("still",) if camera != "still" else PAIR_MOTIONS if count == 2 else MOTIONS
     if fixed.get("moving"):
         options = tuple(m for m in options if m != "still")
     if shapes[0] == "circle":
