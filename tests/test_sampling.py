@@ -10,7 +10,7 @@ import tiny
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 
-from codmd import sampling
+from codmd import mini, sampling
 from codmd.errors import UserError
 from codmd.models import load_model
 from codmd.sampling import Settings, generate_latents, noise_of, sample
@@ -140,6 +140,13 @@ def test_any_prompt_makes_a_safe_file(student_folder: Path, tmp_path: Path, prom
     assert json.loads(path.with_suffix(".json").read_text())["prompt"] == prompt
 
 
+@pytest.mark.skipif(not (mini.path() / "model_index.json").is_file(), reason="the miniature is not trained yet")
+def test_the_miniature_says_how_it_is_sampled() -> None:
+    defaults = load_model("mini").defaults
+    assert (defaults.steps, defaults.guidance, defaults.fps) == (50, 3.5, 8)
+    assert (defaults.frames, defaults.height, defaults.width) == (17, 64, 64)
+
+
 # ---- what people get wrong -----------------------------------------------------------------------
 
 
@@ -160,9 +167,7 @@ def test_prompts_that_are_missing_or_empty(student_folder: Path, tmp_path: Path)
         "empty.txt",
         "no prompt",
     )
-    refused(
-        lambda: sampling.run(str(student_folder), prompts_file=tmp_path / "no.txt"), "no.txt", "no such file"
-    )
+    refused(lambda: sampling.run(str(student_folder), prompts_file=tmp_path / "no.txt"), "no.txt", "no such file")
     refused(lambda: sampling.run(str(student_folder), prompts=[" "]), "empty prompt")
 
 

@@ -1,18 +1,19 @@
 """Charts: numbers land where they belong, and series differ without colour."""
 
 import re
+from itertools import pairwise
 
 import pytest
 
 from codmd.report.charts import axis_start, lines, marker, nice_ticks, radar
 
+SPANS = [(0, 1), (0.41, 0.97), (-0.03, 0.4), (0.5, 0.5), (3, 1234), (0.9001, 0.9003)]
 
-@pytest.mark.parametrize(
-    "low, high", [(0, 1), (0.41, 0.97), (-0.03, 0.4), (0.5, 0.5), (3, 1234), (0.9001, 0.9003)]
-)
+
+@pytest.mark.parametrize("low, high", SPANS)
 def test_ticks_are_round_and_span_the_data(low: float, high: float) -> None:
     ticks = nice_ticks(low, high)
-    steps = {round(b - a, 9) for a, b in zip(ticks, ticks[1:], strict=False)}
+    steps = {round(b - a, 9) for a, b in pairwise(ticks)}
     assert len(steps) == 1 and ticks[0] <= low + 1e-9 and ticks[-1] >= high - 1e-9
     assert 2 <= len(ticks) <= 8
 

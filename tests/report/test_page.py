@@ -114,7 +114,7 @@ def test_a_measure_that_applies_to_no_clip_is_a_dash(result: DemoResult) -> None
     columns = tuple(replace(c, measures={**c.measures, "scene": None}) for c in result.columns)
     page = render(replace(result, columns=columns, curves=()))
     assert '<th scope="row">Scene</th><td>–</td><td>–</td><td>–</td>' in page
-    assert "No learning curve" in page and "nan" not in page
+    assert "No learning curve" in page and ">nan<" not in page
 
 
 def test_it_is_written_whole(result: DemoResult, tmp_path: Path) -> None:
