@@ -22,7 +22,7 @@ class Check:
 
 
 def check(asked: Asked, reading: Reading) -> tuple[Check, ...]:
-    """All that a caption fixes, met or not. Objects are paired with those asked for as favourably as can be."""
+    """All that a caption fixes, met or not. Objects are paired with those asked for to the best effect."""
     found: list[Seen | None] = list(reading.objects)
     found += [None] * (asked.count - len(found))
     pairings = [tuple(p) for p in permutations(found, asked.count)]
@@ -41,9 +41,7 @@ def _checks(asked: Asked, reading: Reading, objects: Objects) -> tuple[Check, ..
 
     for shape, colour, seen in zip(asked.shape, asked.colour, objects, strict=True):
         if colour is not None:
-            checks.append(
-                Check(attribute="colour", asked=colour, met=seen is not None and seen.colour == colour)
-            )
+            checks.append(Check(attribute="colour", asked=colour, met=seen is not None and seen.colour == colour))
         if shape is not None:
             checks.append(Check(attribute="shape", asked=shape, met=seen is not None and seen.shape == shape))
     present = [o for o in objects if o is not None]
@@ -66,7 +64,7 @@ def _checks(asked: Asked, reading: Reading, objects: Objects) -> tuple[Check, ..
     ):
         if value is not None:
             checks.append(Check(attribute=attribute, asked=words, met=seen_value == value))
-    ask("style", asked.style, f"{asked.style} style", lambda: all(o.style == asked.style for o in present))
+    ask("style", asked.style, f"{asked.style} style", lambda: reading.style == asked.style)
     if asked.count == 2:
         ask(
             "relation", asked.relation, str(asked.relation),

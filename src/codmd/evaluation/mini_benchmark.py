@@ -1,4 +1,4 @@
-"""The miniature's benchmark: clips and their captions in, scores out; and a student held against its teacher."""
+"""The miniature's benchmark: clips and captions in, scores out; and a student held against its teacher."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def score(
     each clip.
     """
     if len(videos) != len(captions) or (latents is not None and len(latents) != len(captions)):
-        raise UserError(
-            f"score: {len(videos)} clips for {len(captions)} captions: give each clip its caption"
-        )
+        raise UserError(f"score: {len(videos)} clips for {len(captions)} captions: give each clip its caption")
     asked = [read(caption) for caption in captions]
     values, checks, readings, thumbnails = [], [], [], []
     for video, wants in zip(videos, asked, strict=True):
@@ -54,9 +52,7 @@ def score(
         captions=tuple(captions),
         values=np.array(values).reshape(len(captions), -1),
         saturation=np.array([r.saturation for r in readings]),
-        moves_as_asked=np.array(
-            [float(r.moving) if m else math.nan for r, m in zip(readings, moving, strict=True)]
-        ),
+        moves_as_asked=np.array([float(r.moving) if m else math.nan for r, m in zip(readings, moving, strict=True)]),
         checks=tuple(checks),
         attributes=attributes,
         diversity=by_attribute,
@@ -122,9 +118,7 @@ def compare(student: MiniScores, teacher: MiniScores, seed: int = 0) -> dict[str
     give.
     """
     if student.captions != teacher.captions:
-        raise UserError(
-            "compare: the two were scored on different captions: score both on the same ones, in order"
-        )
+        raise UserError("compare: the two were scored on different captions: score both on the same ones, in order")
     mine, theirs = student.summary(), teacher.summary()
     covered, by_chance = _mode_coverage(student, teacher, seed)
     result = {
@@ -143,9 +137,7 @@ def _ratio(mine: float, theirs: float) -> float:
     return mine / theirs if theirs else math.nan
 
 
-def _mode_coverage(
-    student: MiniScores, teacher: MiniScores, seed: int, draws: int = 200
-) -> tuple[float, float]:
+def _mode_coverage(student: MiniScores, teacher: MiniScores, seed: int, draws: int = 200) -> tuple[float, float]:
     """Total variation between two models' attribute distributions over open captions, averaged over
     attributes.
 
@@ -157,9 +149,7 @@ def _mode_coverage(
     for name in ("shape", "colour", "motion", "background", "style", "relation"):
         rows = [i for i, a in enumerate(asked) if is_open(a) and name in a.open_attributes()]
         lists = [[scores.attributes[i][name] for i in rows] for scores in (student, teacher)]
-        options = {
-            v: k for k, v in enumerate(sorted({v for side in lists for values in side for v in values}))
-        }
+        options = {v: k for k, v in enumerate(sorted({v for side in lists for values in side for v in values}))}
         if not options:
             continue
         counts = np.zeros((2, len(rows), len(options)))

@@ -16,8 +16,8 @@ from codmd.mini.oracle import Reading, Seen
 from codmd.mini.world import CROSS_LENGTH, SQUARE_HALF, TRIANGLE_INRADIUS
 
 QUALITY = (
-    "subject consistency", "background consistency", "temporal flickering", "motion smoothness", "dynamic degree",
-    "aesthetic quality", "imaging quality",
+    "subject consistency", "background consistency", "temporal flickering", "motion smoothness",
+    "dynamic degree", "aesthetic quality", "imaging quality",
 )  # fmt: skip
 SEMANTIC = (
     "object class", "multiple objects", "human action", "color", "spatial relationship", "scene",
@@ -37,8 +37,8 @@ SOFT_EDGE = 0.25 * 0.7
 # Each measure: the formula, and what it stands for.
 ABOUT = {
     "subject consistency": (
-        "mean over objects and frames of (Tanimoto index of the mask and the clip's one shape, turned as fitted) × "
-        "(1 − distance of the frame's colour from the clip's / 0.5); 0 in frames without the object",
+        "mean over objects and frames of (Tanimoto index of the mask and the clip's one shape, turned as "
+        "fitted) × (1 − distance of the frame's colour from the clip's / 0.5); 0 in frames without the object",
         "the object stays the same thing",
     ),
     "background consistency": (
@@ -58,7 +58,7 @@ ABOUT = {
         "something moves (as in VBench, over all prompts, whatever they ask)",
     ),
     "aesthetic quality": (
-        "1 − mean distance of the clip from its re-drawn reading, objects and background weighing alike, / 0.2",
+        "1 − mean distance of the clip from its re-drawn reading (half objects, half background) / 0.2",
         "closeness to the renderer's own look",
     ),
     "imaging quality": (
@@ -72,7 +72,7 @@ ABOUT = {
     "spatial relationship": ("the relation asked for, by mean centres", "the first lies where it should"),
     "scene": ("the background asked for is the nearest one", "the background asked for"),
     "appearance style": ("flat or shaded, by how the light falls over the objects", "the style asked for"),
-    "temporal style": ("share met of the camera and the speed asked for", "the camera and the speed asked for"),
+    "temporal style": ("share met of the camera and the speed asked for", "camera and speed as asked for"),
     "overall consistency": ("share met of all that the caption fixes", "the caption as a whole"),
 }  # fmt: skip
 
@@ -107,7 +107,7 @@ def is_dynamic(reading: Reading) -> bool:
 
 
 def saturation_error(reading: Reading) -> float:
-    """How much more saturated the objects are than their true colours: 0.1 is 10% too much, NaN without objects."""
+    """How much more saturated objects are than their true colours: 0.1 is 10% too much; NaN without any."""
     coloured = [o.saturation - 1 for o in reading.objects if o.colour]
     return float(np.mean(coloured)) if coloured else math.nan
 
@@ -187,8 +187,7 @@ def _imaging(reading: Reading, pixels: np.ndarray) -> float:
     noise = math.sqrt(float((steps * pairs).sum()) / max(float(pairs.sum()), 1.0) / 2)
     edges = soft = 0.0
     for o in reading.objects:
-        shape = max(o.shape_scores, key=o.shape_scores.__getitem__)
-        edges += SOFT_EDGE * PERIMETER[shape] * float(o.radius[np.isfinite(o.area)].sum())
+        edges += SOFT_EDGE * PERIMETER[o.form] * float(o.radius[np.isfinite(o.area)].sum())
         soft += float((o.cover * (1 - o.cover)).sum())
     return min(1.0, math.sqrt(edges / max(soft, 1e-6))) * _fall(noise, 0.1)
 
@@ -198,11 +197,7 @@ def _bare(reading: Reading) -> np.ndarray:
     mask = reading.mask > 0.02
     for axis in (1, 2):
         mask = (
-            mask
-            | np.roll(mask, 1, axis)
-            | np.roll(mask, -1, axis)
-            | np.roll(mask, 2, axis)
-            | np.roll(mask, -2, axis)
+            mask | np.roll(mask, 1, axis) | np.roll(mask, -1, axis) | np.roll(mask, 2, axis) | np.roll(mask, -2, axis)
         )
     return (~mask).astype(np.float32)
 

@@ -24,14 +24,12 @@ def evaluation_prompts(n: int = 48, seed: int = SEED) -> list[str]:
     """The first `n` evaluation prompts."""
     if n < 1:
         raise UserError(f"evaluation prompts: {n} asked for, expected 1 or more")
-    streams = {
-        kind: _distinct(_MAKERS[kind](np.random.default_rng((seed, i)))) for i, kind in enumerate(_MAKERS)
-    }
+    streams = {kind: _distinct(_MAKERS[kind](np.random.default_rng((seed, i)))) for i, kind in enumerate(_MAKERS)}
     return [next(streams[kind]) for kind, _ in zip(cycle(PATTERN), range(n), strict=False)]
 
 
 def open_prompts(n: int, seed: int = SEED) -> list[str]:
-    """Prompts that leave most to chance ("a circle moves"); `evaluation_prompts` uses the same, from the first."""
+    """Prompts that leave most to chance ("a circle moves"); `evaluation_prompts` uses the first of them."""
     stream = _distinct(_open(np.random.default_rng((seed, list(_MAKERS).index("open")))))
     return [next(stream) for _ in range(n)]
 

@@ -45,10 +45,7 @@ def table(scores: Mapping[str, MiniScores], format: str = "text") -> str:
     else:
         widths = [max(len(cells[i]) for cells in lines) for i in range(len(lines[0]))]
         body = "\n".join(
-            "  ".join(
-                c.ljust(w) if i == 0 else c.rjust(w)
-                for i, (c, w) in enumerate(zip(cells, widths, strict=True))
-            )
+            "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
             for cells in lines
         )
     return f"{body}\n\n{NOTE}\n"

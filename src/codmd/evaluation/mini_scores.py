@@ -54,9 +54,7 @@ class MiniScores:
         }
         return measures | totals(measures) | {n: float(_means(v[keep, None])[0]) for n, v in alone.items()}
 
-    def interval(
-        self, draws: int = 1000, level: float = 0.95, seed: int = 0
-    ) -> dict[str, tuple[float, float]]:
+    def interval(self, draws: int = 1000, level: float = 0.95, seed: int = 0) -> dict[str, tuple[float, float]]:
         """Bootstrap intervals of `summary`, over prompts: clips of one caption stay together."""
         rng = np.random.default_rng(seed)
         names = list(dict.fromkeys(self.captions))
@@ -101,9 +99,7 @@ class MiniScores:
             fields = json.loads(Path(path).read_text())
             same = fields["version"] == VERSION and fields["measures"] == list(MEASURES)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{path} holds no scores ({error}): give a file that `evaluate mini` wrote"
-            ) from error
+            raise UserError(f"{path} holds no scores ({error}): give a file that `evaluate mini` wrote") from error
         if not same:
             raise UserError(f"{path} was written by another version: evaluate the model again")
         arrays = ("saturation", "moves_as_asked", "diversity", "pixel_diversity")
@@ -119,7 +115,7 @@ class MiniScores:
 
 
 def totals(measures: Mapping[str, float]) -> dict[str, float]:
-    """Quality, semantic and total with VBench's weights, without its normalisation; NaN measures are left out."""
+    """Quality, semantic and total with VBench's weights, without its normalisation; NaN is left out."""
     quality = [(measures[n], WEIGHTS[n]) for n in QUALITY if not math.isnan(measures[n])]
     semantic = [measures[n] for n in SEMANTIC if not math.isnan(measures[n])]
     q = sum(v * w for v, w in quality) / sum(w for _, w in quality) if quality else math.nan

@@ -33,7 +33,7 @@ Corruption = Callable[[Scene, np.ndarray, np.random.Generator], np.ndarray]
 GRADUAL = 3  # frames over which a change in mid-clip happens
 
 
-# ------------------------------------------------------------------------------------------ one wrong attribute
+# ---------------------------------------------------------------------------------------- one wrong attribute
 
 
 def _other(options: Iterable[str], *taken: str | None) -> list[str]:
@@ -121,7 +121,7 @@ def drop_object(scene: Scene, clip: np.ndarray, rng: np.random.Generator) -> np.
     return render(replace(scene, things=scene.things[:-1]), len(clip))
 
 
-# ------------------------------------------------------------------------------------------------ changes in time
+# -------------------------------------------------------------------------------------------- changes in time
 
 
 def freeze(scene: Scene, clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -167,7 +167,7 @@ def shift_background(scene: Scene, clip: np.ndarray, rng: np.random.Generator) -
     return _midway(clip, render(_elsewhere(scene, rng), len(clip)))
 
 
-# ------------------------------------------------------------------------------------------------ worse pictures
+# -------------------------------------------------------------------------------------------- worse pictures
 
 
 def blur(scene: Scene, clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -18,6 +18,10 @@ from codmd.mini.world import SHAPES, shape_distance
 REACH, GRID = 1.7, 27  # the resampled window: that many radii to each side, that many points a side
 STEP = math.radians(5)
 SYMMETRY = {"circle": STEP, "square": math.pi / 2, "triangle": 2 * math.pi / 3, "cross": math.pi / 2}
+BLURS = (0.06, 0.18, 0.3, 0.42)  # in radii: an autoencoder's blur rounds a small shape's corners off
+UPRIGHT = math.radians(10)
+TURNING, TILTED = 0.015, 0.05  # by how much more a shape must fit that turns, or is tilted from the first
+ROUND = 0.01  # by how much more a circle must fit: lost corners make circles, and nothing makes corners
 TURNS = np.radians(np.arange(-270, 271, 15))  # over the whole clip
 
 
@@ -26,34 +30,54 @@ class Match:
     """The shape that fits a track best over all frames."""
 
     shape: str
-    scores: dict[str, float]  # each shape's mean Tanimoto index
+    scores: dict[str, float]  # each shape's mean Tanimoto index, turned as fits it
     per_frame: np.ndarray  # [F] the index of the best shape at the fitted angles
     turn: float  # radians that it turns over the clip, 0 if it doesn't
     angles: np.ndarray  # [F]
-    turn_gain: float  # how much better the turning shape fits than a resting one
 
 
 @cache
 def templates() -> tuple[np.ndarray, dict[str, slice]]:
-    """Masks of all shapes at all angles, `[T, GRID * GRID]`, and where each shape's lie."""
+    """Masks of all shapes at all angles and softnesses, `[S, T, GRID * GRID]`, and where each shape's lie in T."""
     axis = np.linspace(-REACH, REACH, GRID)
-    x, y = np.meshgrid(axis, axis)
+    x, y = (v.ravel() for v in np.meshgrid(axis, axis))
     rows: list[np.ndarray] = []
     where: dict[str, slice] = {}
     for shape in SHAPES:
         angles = np.arange(0, SYMMETRY[shape] - 1e-6, STEP)
         where[shape] = slice(len(rows), len(rows) + len(angles))
+        soft = [_soft_shape(shape, blur) for blur in BLURS]
         for angle in angles:
             cos, sin = math.cos(angle), math.sin(angle)
-            distance = shape_distance(shape, cos * x + sin * y, -sin * x + cos * y, 1.0)
-            # Edges about as soft as those of a small object.
-            rows.append(np.clip(0.5 - distance * 6, 0, 1).ravel())
-    return np.stack(rows).astype(np.float32), where
+            rows.append(np.stack([_look_up(m, cos * x + sin * y, -sin * x + cos * y) for m in soft]))
+    return np.stack(rows, axis=1).astype(np.float32), where
 
 
-def resample(
-    cover: np.ndarray, x: np.ndarray, y: np.ndarray, radius: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _soft_shape(shape: str, blur: float, step: float = 0.05, reach: float = 3.0) -> tuple[np.ndarray, float, float]:
+    """An upright shape, blurred, with the contrast of measured masks, and how to look it up at area pi."""
+    axis = np.arange(-reach, reach + step / 2, step)
+    x, y = np.meshgrid(axis, axis)
+    mask = np.clip(0.5 - shape_distance(shape, x, y, 1.0) / step, 0, 1)
+    kernel = np.exp(-0.5 * (axis / blur) ** 2)
+    kernel /= kernel.sum()
+    for _ in range(2):
+        mask = np.stack([np.convolve(row, kernel, mode="same") for row in mask]).T
+    mask = contrast(mask)
+    return mask, math.sqrt(mask.sum() * step**2 / math.pi) / step, reach / step
+
+
+def _look_up(soft: tuple[np.ndarray, float, float], x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    mask, scale, middle = soft
+    px, py = x * scale + middle, y * scale + middle
+    return mask[np.round(py).astype(int), np.round(px).astype(int)]
+
+
+def contrast(cover: np.ndarray) -> np.ndarray:
+    """Pull the ends of a measured share apart, both alike, against noise."""
+    return np.clip((cover - 0.15) / 0.7, 0.0, 1.0)
+
+
+def resample(cover: np.ndarray, x: np.ndarray, y: np.ndarray, radius: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Masks `[F, H, W]` on the common grid, `[F, GRID * GRID]`, and which points of it lie in view."""
     frames, height, width = cover.shape
     axis = np.linspace(-REACH, REACH, GRID, dtype=np.float32)
@@ -75,35 +99,38 @@ def match(cover: np.ndarray, x: np.ndarray, y: np.ndarray, radius: np.ndarray, t
     """Find the shape and its turning from soft masks and from where they lie."""
     masks, seen = resample(cover, x, y, radius)
     forms, where = templates()
-    product = masks @ forms.T
     own = (masks**2).sum(axis=1)[:, None]
-    table = product / (own + seen.astype(np.float32) @ (forms**2).T - product + 1e-6)  # [F, T]
+    table = np.zeros((len(masks), forms.shape[1]), dtype=np.float32)
+    for form in forms:  # of each softness
+        product = masks @ form.T
+        index = product / (own + seen.astype(np.float32) @ (form**2).T - product + 1e-6)  # [F, T]
+        table = np.maximum(table, index)
 
-    best: dict[str, tuple[float, float, float, np.ndarray]] = {}
+    scores: dict[str, float] = {}
+    best: tuple[float, str, float, np.ndarray] | None = None
     for shape in SHAPES:
-        scores = table[:, where[shape]]  # [F, A]
-        steps = scores.shape[1]
+        along = table[:, where[shape]]  # [F, A]
+        steps = along.shape[1]
         turns = np.zeros(1) if shape == "circle" else TURNS
         starts = np.arange(steps)
-        index = starts[None, :, None] + turns[:, None, None] * (time - 0.5) / STEP  # [turns, starts, F]
+        index = starts[None, :, None] + turns[:, None, None] * time / STEP  # [turns, starts, F]
         low = np.floor(index).astype(np.int32)
         part = (index - low).astype(np.float32)
         frames = np.arange(len(time))
-        along = scores[frames, low % steps] * (1 - part) + scores[frames, (low + 1) % steps] * part
-        total = along.mean(axis=-1)
-        i, j = np.unravel_index(int(total.argmax()), total.shape)
-        rest = float(total[np.abs(turns) < 1e-6].max())
-        angles = starts[j] * STEP + turns[i] * (time - 0.5)
-        best[shape] = (float(total[i, j]), rest, float(turns[i]), angles)
-    # A turning shape must fit clearly better than a resting one to be preferred: it has more freedom.
-    ranked = {s: (b[0] if b[0] > b[1] + 0.03 else b[1]) for s, b in best.items()}
-    shape = max(ranked, key=lambda s: ranked[s])
-    score, rest, turn, angles = best[shape]
-    if score <= rest + 0.03:
-        resting = table[:, where[shape]].mean(axis=0).argmax()
-        turn, angles = 0.0, np.full_like(time, float(resting) * STEP)
+        mean = (along[frames, low % steps] * (1 - part) + along[frames, (low + 1) % steps] * part).mean(-1)
+        # Things stand upright at first, and most do so to the end. Others must fit clearly better: what is blurred
+        # in the corners may look like another shape that is tilted.
+        tilted = np.minimum(starts, steps - starts) * STEP > UPRIGHT
+        fair = mean - np.maximum(TURNING * (np.abs(turns) > 1e-6)[:, None], TILTED * tilted)
+        fair = fair - ROUND * (shape == "circle")
+        i, j = np.unravel_index(int(fair.argmax()), fair.shape)
+        scores[shape] = float(mean[i, j])
+        if best is None or fair[i, j] > best[0]:
+            best = (float(fair[i, j]), shape, float(turns[i]), starts[j] * STEP + turns[i] * time)
+    assert best is not None
+    _, shape, turn, angles = best
     column = np.round(angles / STEP).astype(int) % (where[shape].stop - where[shape].start)
     return Match(
-        shape=shape, scores=ranked, per_frame=table[np.arange(len(time)), where[shape].start + column],
-        turn=turn, angles=angles, turn_gain=score - rest,
+        shape=shape, scores=scores, per_frame=table[np.arange(len(time)), where[shape].start + column],
+        turn=turn, angles=angles,
     )  # fmt: skip

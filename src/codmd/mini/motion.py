@@ -79,7 +79,7 @@ def name_motion(x: np.ndarray, y: np.ndarray, radius: np.ndarray, turn: float, t
         name, amount = ("grow" if growth > 0 else "shrink"), bigger
     if turned > max(0.5, amount if name != "none" else 0.5) - 1e-6:
         name, amount = "spin", turned
-    # Even without order it moves: these are 1 for the slowest translation and for a growth, by their deviation.
+    # Even without order it moves: by deviation, these are 1 for the slowest translation and for a growth.
     strays = math.sqrt(12) * rest / SLOWEST
     swells = math.sqrt(12) * float(np.std(np.log(radius))) / GROWTH_LOG
     amount = max(amount, bigger, turned, strays, swells)

@@ -17,7 +17,7 @@ from codmd.errors import UserError
 from codmd.mini.background import Background, fit_background
 from codmd.mini.matching import Match, match
 from codmd.mini.motion import Motion, name_motion
-from codmd.mini.tracking import Track, find_tracks
+from codmd.mini.tracking import SHADED_BELOW, Track, find_tracks
 from codmd.mini.world import BACKGROUNDS, COLOURS, RADIUS, SHADE, SIZE, STRIPE_AMPLITUDE, shape_distance
 
 SHAPELESS = 0.6  # a mask that fits its best shape less well than this has none
@@ -29,6 +29,7 @@ class Seen:
     """One object as it was read. Positions and radii are on the screen, in pixels, for every frame."""
 
     shape: str | None  # None: like no shape of this world
+    form: str  # the shape that fits best, however badly
     colour: str | None  # None: as good as grey
     size: str
     style: str
@@ -95,7 +96,6 @@ def read_clip(video: Any) -> Reading:
     drawn = _draw(objects, behind)
     motions = {o.motion.name for o in objects}
     speeds = {o.motion.speed for o in objects}
-    styles = {o.style for o in objects}
     return Reading(
         objects=objects,
         motion=motions.pop() if len(motions) == 1 else None,
@@ -103,12 +103,19 @@ def read_clip(video: Any) -> Reading:
         speed=speeds.pop() if len(speeds) == 1 else None,
         camera=behind.camera,
         background=behind.name,
-        style=styles.pop() if len(styles) == 1 else None,
+        style=_style(objects),
         relation=relation_between(objects[0], objects[1]) if len(objects) == 2 else None,
         behind=behind,
         drawn=drawn,
         residual=np.abs(pixels - drawn).mean(axis=-1),
     )
+
+
+def _style(objects: tuple[Seen, ...]) -> str | None:
+    """One style for the clip, by how the light falls over all its objects."""
+    if not objects:
+        return None
+    return "shaded" if float(np.mean([o.light_slope for o in objects])) < SHADED_BELOW else "flat"
 
 
 def to_unit(video: Any) -> np.ndarray:
@@ -147,6 +154,7 @@ def _see(track: Track, behind: Background, time: np.ndarray) -> Seen:
     world_radius = radius / behind.zoom
     return Seen(
         shape=found.shape if found.scores[found.shape] > SHAPELESS else None,
+        form=found.shape,
         colour=track.colour,
         style=track.style,
         saturation=track.saturation,
@@ -199,17 +207,13 @@ def _complete(
     return x, y, radius
 
 
-def shape_cover(
-    shape: str, x: np.ndarray, y: np.ndarray, radius: np.ndarray, angle: np.ndarray
-) -> np.ndarray:
+def shape_cover(shape: str, x: np.ndarray, y: np.ndarray, radius: np.ndarray, angle: np.ndarray) -> np.ndarray:
     """The renderer's soft mask of a shape, `[F, H, W]`."""
     pixel = np.arange(SIZE) + 0.5
     dx = (pixel - x[:, None])[:, None, :]
     dy = (pixel - y[:, None])[:, :, None]
     cos, sin = np.cos(angle)[:, None, None], np.sin(angle)[:, None, None]
-    return np.clip(
-        0.5 - shape_distance(shape, cos * dx + sin * dy, cos * dy - sin * dx, radius[:, None, None]), 0, 1
-    )
+    return np.clip(0.5 - shape_distance(shape, cos * dx + sin * dy, cos * dy - sin * dx, radius[:, None, None]), 0, 1)
 
 
 def _draw(objects: tuple[Seen, ...], behind: Background) -> np.ndarray:
@@ -219,8 +223,7 @@ def _draw(objects: tuple[Seen, ...], behind: Background) -> np.ndarray:
     row = np.asarray(BACKGROUNDS[behind.name], dtype=np.float32) + stripes[..., None]
     image = np.repeat(row[:, None].astype(np.float32), SIZE, axis=1)
     for seen in objects:
-        shape = max(seen.shape_scores, key=seen.shape_scores.__getitem__)
-        cover = shape_cover(shape, seen.x, seen.y, seen.radius, seen.angle)[..., None].astype(np.float32)
+        cover = shape_cover(seen.form, seen.x, seen.y, seen.radius, seen.angle)[..., None].astype(np.float32)
         cover *= np.isfinite(seen.area)[:, None, None, None]
         colour = np.asarray(COLOURS[seen.colour]) if seen.colour else np.nanmean(seen.colours, axis=0)
         light = np.ones((len(row), SIZE))

@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from codmd.mini.background import Background
+from codmd.mini.matching import contrast
 from codmd.mini.world import COLOURS, SHADE
 
 APART = 0.16  # a pixel this far (in RGB) from the background is not background
@@ -22,6 +23,9 @@ NAMES = tuple(COLOURS)
 _OPPONENT = np.array([[1.0, -0.5, -0.5], [0.0, math.sqrt(3) / 2, -math.sqrt(3) / 2]], dtype=np.float32).T
 PLANE = np.asarray(list(COLOURS.values()), dtype=np.float32) @ _OPPONENT  # [6, 2]
 HUES = PLANE / np.linalg.norm(PLANE, axis=1, keepdims=True)
+# The light of a shaded object falls by 0.45 SHADE over a radius, from 1 - SHADE / 2 at its centre: by 0.26 of that.
+# Blur takes away from the fall more than it ever adds, so that the border lies below the middle.
+SHADED_BELOW = -0.3 * (0.45 * SHADE) / (1 - SHADE / 2)
 GREY = 0.3  # an object with less than this share of its colour's chroma has no colour
 
 
@@ -158,9 +162,7 @@ def _measure(
     level = (own.y - y[own.frame]) / np.maximum(rough[own.frame], 2)
     level_mean, colour_mean = level.mean(), own.colour.mean(axis=0)
     centred = level - level_mean
-    gradient = (centred[:, None] * (own.colour - colour_mean)).sum(axis=0) / max(
-        float((centred**2).sum()), 1e-6
-    )
+    gradient = (centred[:, None] * (own.colour - colour_mean)).sum(axis=0) / max(float((centred**2).sum()), 1e-6)
     colour = colour_mean - gradient * level_mean
 
     # The share of each pixel that the object covers: its place between the background and the object's
@@ -171,7 +173,7 @@ def _measure(
     paint = (colour + gradient * level[..., None]).astype(np.float32)  # [F, H, 3]
     span = paint[:, :, None] - background.row[:, None]  # [F, H, W, 3]
     cover = np.einsum("fhwc,fhwc->fhw", apart, span) / (np.einsum("fhwc,fhwc->fhw", span, span) + 1e-3)
-    cover = np.clip((cover - 0.15) / 0.7, 0.0, 1.0)  # both ends alike, against noise
+    cover = contrast(cover)
     grid_x, grid_y = np.broadcast_to(px, cover.shape), np.broadcast_to(py[:, None], cover.shape)
     frame = np.broadcast_to(np.arange(frames)[:, None, None], cover.shape)
     far = (grid_x - np.nan_to_num(x)[:, None, None]) ** 2 + (grid_y - np.nan_to_num(y)[:, None, None]) ** 2
@@ -200,8 +202,7 @@ def _measure(
 
 def name_colour(colour: np.ndarray, slope: float) -> tuple[str | None, float, str]:
     """A colour's name (None where it has hardly any), its saturation against the true one, and the style."""
-    # The light of a shaded object falls by 0.45 * SHADE over a radius, from 1 - SHADE / 2 at the centre.
-    style = "shaded" if slope < -0.5 * (0.45 * SHADE) / (1 - SHADE / 2) else "flat"
+    style = "shaded" if slope < SHADED_BELOW else "flat"
     plane = colour @ _OPPONENT
     hue = int((HUES @ plane).argmax())
     light = 1 - SHADE / 2 if style == "shaded" else 1.0
