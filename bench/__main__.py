@@ -1,0 +1,177 @@
+"""`python -m bench`: the ratios, as a table and as JSON, and on request as docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+import codmd
+from bench.denoising import student_against_teacher
+from bench.memory import peak
+from bench.timing import Ratio
+from bench.training import codmd_against_dmd, step_against_passes, trainer
+from codmd.errors import UserError
+from codmd.models import load_model
+from codmd.video import write_whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A ratio, and what it has to be. `must` holds or the command fails; `aim` is reported."""
+
+    what: str
+    value: float
+    interval: tuple[float, float] | None = None
+    at_least: float | None = None
+    must: float | None = None
+    aim: float | None = None
+    detail: str = ""
+
+    @property
+    def fails(self) -> bool:
+        if self.at_least is not None and self.value < self.at_least:
+            return True
+        return self.must is not None and self.value > self.must
+
+    def verdict(self) -> str:
+        said = []
+        if self.at_least is not None:
+            said.append(f"must be ≥ {self.at_least:g}: {'yes' if self.value >= self.at_least else 'NO'}")
+        if self.must is not None:
+            said.append(f"must be ≤ {self.must:g}: {'yes' if self.value <= self.must else 'NO'}")
+        if self.aim is not None:
+            said.append(f"aim ≤ {self.aim:g}: {'yes' if self.value <= self.aim else 'no'}")
+        return "; ".join(said)
+
+    def cells(self) -> tuple[str, str, str, str, str]:
+        interval = f"{self.interval[0]:.3f} to {self.interval[1]:.3f}" if self.interval else "exact"
+        return self.what, f"{self.value:.3f}", interval, self.verdict(), self.detail
+
+
+HEAD = ("ratio", "value", "95% interval", "required", "measured")
+
+
+def timed(what: str, ratio: Ratio, **required: float) -> Line:
+    a, b = ratio.seconds
+    return Line(
+        what=what,
+        value=ratio.median,
+        interval=(ratio.low, ratio.high),
+        detail=f"{a:.3g} s against {b:.3g} s, {ratio.pairs} pairs",
+        **required,  # type: ignore[arg-type]
+    )
+
+
+def measure(base: str, quick: bool, scale: float) -> list[Line]:
+    """All of it. `quick` shows that everything runs, and proves nothing."""
+    model = load_model(base)
+    small = ("train.batch=2",) if quick else ()
+    rounds = {name: max(2, round(scale * n)) for name, n in {"denoise": 7, "step": 60, "bare": 30}.items()}
+    if quick:
+        rounds = dict.fromkeys(rounds, 2)
+
+    def say(what: str) -> None:
+        print(f"measuring {what}", file=sys.stderr, flush=True)
+
+    say("the teacher and a student")
+    speed = student_against_teacher(model, rounds["denoise"], clips=2 if quick else 8, steps=5 if quick else None)
+    say("steps of CoDMD and of DMD")
+    steps = codmd_against_dmd(model, rounds["step"], *small)
+    say("a step and its network passes")
+    bare = step_against_passes(model, rounds["bare"], "codmd", *small)
+    say("memory")
+    ours, theirs = (peak(trainer(model, method, *small)) for method in ("codmd", "dmd"))
+    mib = 2**20
+    return [
+        timed("teacher / student, denoising only", speed["denoising"], at_least=20.0),
+        timed("teacher / student, from text to pixels", speed["whole"]),
+        timed("CoDMD / DMD, an iteration in which the student learns", steps["turn"], must=1.03, aim=1.01),
+        timed("CoDMD / DMD, a cycle of iterations", steps["cycle"], must=1.03, aim=1.01),
+        timed("training / bare network passes, a cycle of CoDMD", bare, aim=1.05),
+        Line(
+            what="CoDMD / DMD, peak memory",
+            value=ours.total / theirs.total,
+            aim=1.01,
+            detail=f"{ours.total / mib:.1f} MiB against {theirs.total / mib:.1f} MiB",
+        ),
+        Line(
+            what="CoDMD / DMD, peak memory beyond weights and moments",
+            value=ours.step / theirs.step,
+            aim=1.01,
+            detail=f"{ours.step / mib:.1f} MiB against {theirs.step / mib:.1f} MiB",
+        ),
+    ]
+
+
+def facts(base: str) -> dict[str, str]:
+    return {
+        "model": base,
+        "threads": str(torch.get_num_threads()),
+        "machine": f"{os.cpu_count()} × {platform.machine()}",
+        "load at the end": f"{os.getloadavg()[0]:.1f}",
+        "codmd": codmd.__version__,
+        "torch": torch.__version__,
+        "Python": platform.python_version(),
+    }
+
+
+def markdown(lines: list[Line], about: dict[str, str], quick: bool) -> str:
+    table = [HEAD, ("---", "---:", "---:", "---", "---"), *(line.cells() for line in lines)]
+    rows = "\n".join("| " + " | ".join(cells) + " |" for cells in table)
+    said = "\n".join(f"- {key}: {value}" for key, value in about.items())
+    warning = "\n**A quick run: it shows that everything runs, and proves nothing.**\n" if quick else ""
+    return f"""# Benchmarks
+
+Ratios, each measured in one run. Written by `python -m bench --report docs/benchmarks.md`.
+{warning}
+{rows}
+
+{said}
+
+How: two ways of doing something are timed in turns, with the same prompts, noise and exits, and the order changes from
+round to round; the figure is the median of the paired ratios, with an interval from their order statistics. "Denoising
+only" leaves out text encoding and decoding. "Bare network passes" are the forwards and backwards of an iteration on
+tensors of the same shapes, without noise, losses, clipping, optimizers or records: a student's forward for each step
+before the exit and at it, guided teacher and fake network on its result, the fake network's own forward, and the
+two backwards. Memory is the profiler's count of every allocation in an iteration in which the student learns, beside
+the weights and the optimizers' moments; the count is exact and the same each time.
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--base", default="mini", help='"mini" or a folder with a pipeline')
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder for bench.json")
+    parser.add_argument("--report", type=Path, help="also write this file, for example docs/benchmarks.md")
+    parser.add_argument("--quick", action="store_true", help="shows that everything runs, proves nothing")
+    parser.add_argument("--threads", type=int, help="of torch; by default its own choice")
+    parser.add_argument("--scale", type=float, default=1.0, help="more rounds, or fewer")
+    given = parser.parse_args()
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    try:
+        lines = measure(given.base, given.quick, given.scale)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    about = facts(given.base)
+    cells = [HEAD, *(line.cells() for line in lines)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(HEAD))]
+    for row in cells:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    content = {"lines": [asdict(line) for line in lines], "facts": about, "quick": given.quick}
+    write_whole(given.out / "bench.json", (json.dumps(content, indent=1) + "\n").encode())
+    if given.report:
+        write_whole(given.report, markdown(lines, about, given.quick).encode())
+    return 1 if not given.quick and any(line.fails for line in lines) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
