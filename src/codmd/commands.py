@@ -143,9 +143,7 @@ class EvaluateMini:
     def run(self) -> None:
         from codmd import evaluation
 
-        evaluation.run_mini(
-            self.model, against=self.against, out=self.out, prompts=self.prompts, seeds=self.seeds
-        )
+        evaluation.run_mini(self.model, against=self.against, out=self.out, prompts=self.prompts, seeds=self.seeds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,12 +153,43 @@ class Reproduce:
     out: Folder = Path("runs/reproduce")
     """Folder of the runs."""
     report: Path = Path("docs/results/mini.md")
-    """The report that is written."""
+    """The report that is written, with its figures and its numbers beside it."""
+    only: Repeated = ()
+    """Only this variant (dmd, codmd, batch, frame, direct, codmd-0.2, codmd-0.5, codmd-1.0); may be given
+    many times."""
+    seeds: OptionalInt = None
+    """Seeds of each variant; by default 5 for dmd and codmd, 3 for the others."""
+    overrides: Annotated[Repeated, arg(name="set", metavar="SECTION.KEY=VALUE")] = ()
+    """Change one key of every run's recipe; may be given many times."""
+    prompts: int = 48
+    """Evaluation prompts."""
+    clips: int = 2
+    """Clips of each evaluation prompt."""
+    checkpoints: int = 3
+    """How many of a run's last checkpoints are scored and averaged over."""
+    workers: int = 1
+    """Runs at once; with more than one, each has one thread."""
+    budget: Annotated[float | None, arg(metavar="MINUTES")] = None
+    """Begin no further run after so many minutes."""
+    report_only: Flag = False
+    """Write the report of what is there and stop."""
 
     def run(self) -> None:
         from codmd import reproduce
 
-        reproduce.run(out=self.out, report=self.report)
+        reproduce.run(
+            out=self.out,
+            report=self.report,
+            only=self.only,
+            seeds=self.seeds,
+            overrides=self.overrides,
+            prompts=self.prompts,
+            clips=self.clips,
+            checkpoints=self.checkpoints,
+            workers=self.workers,
+            budget=self.budget,
+            report_only=self.report_only,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
