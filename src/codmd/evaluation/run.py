@@ -75,7 +75,7 @@ def run_mini(
     folder = out if out is not None else _beside(student)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: a file; --out needs a folder")
-    cache = folder / "clips"
+    cache = folder / "cache"
     scores = {
         _name(against): score_model(teacher, captions, clip_seeds, cache),
         _name(ref, other_than=_name(against)): score_model(student, captions, clip_seeds, cache),
