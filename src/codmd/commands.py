@@ -210,8 +210,10 @@ class MiniTrainTeacher:
     """Folder for the pipeline and its checkpoints."""
     seed: int = 0
     """Seed of the whole training."""
+    device: Annotated[str | None, arg(metavar="DEVICE")] = None
+    """cpu or cuda; by default a GPU where there is one."""
 
     def run(self) -> None:
         from codmd.mini import train_teacher
 
-        train_teacher.run(out=self.out, seed=self.seed)
+        train_teacher.run(out=self.out, seed=self.seed, device=self.device)

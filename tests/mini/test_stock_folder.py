@@ -35,7 +35,7 @@ def test_a_stock_call_returns_seventeen_frames(stock: WanPipeline) -> None:
 
 
 def test_latents_are_normalised(stock: WanPipeline) -> None:
-    from codmd.mini.train_teacher import scene
+    from codmd.mini.train_transformer import scene
     from codmd.mini.world import render
     from codmd.networks import LatentCodec
 
@@ -49,7 +49,7 @@ def test_latents_are_normalised(stock: WanPipeline) -> None:
 def test_the_words_of_every_caption_are_known(stock: WanPipeline) -> None:
     import numpy as np
 
-    from codmd.mini.train_teacher import caption, scene
+    from codmd.mini.train_transformer import caption, scene
 
     rng = np.random.default_rng(0)
     texts = [caption(scene(5, i), rng) for i in range(200)]

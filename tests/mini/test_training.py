@@ -9,11 +9,12 @@ import torch
 from diffusers import WanPipeline
 from safetensors.torch import load_file
 
-from codmd.mini import train_teacher, train_vae
+from codmd.mini import train_teacher, train_transformer, train_vae
 from codmd.mini.captions import held_out
-from codmd.mini.train_teacher import TeacherConfig, caption, scene, train_transformer
+from codmd.mini.train_teacher import TeacherConfig
+from codmd.mini.train_transformer import Stage, caption, scene
 
-TINY = TeacherConfig(clips=10, steps=4, batch=2, warmup=1)
+TINY = Stage(clips=10, steps=4, batch=2, rate=1e-3, warmup=1, decay=0.9, reading=0.3)
 
 
 @pytest.fixture
@@ -21,11 +22,12 @@ def tiny_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_vae, "ROUNDS", (((1, (1, 5, 32)),), ((1, (1, 9, 32)),)))
     monkeypatch.setattr(train_vae, "STATISTICS_CLIPS", 2)
     monkeypatch.setattr(train_vae, "DECODER_STEPS", 1)
+    monkeypatch.setattr(train_vae, "DECODER_BATCH", (1, 17, 32))
     monkeypatch.setattr(train_teacher, "SHARD", 10)
 
 
 def test_from_nothing_to_a_folder_that_stock_diffusers_loads(tmp_path: Path, tiny_rounds: None) -> None:
-    folder = train_teacher.run(tmp_path, config=TINY)
+    folder = train_teacher.run(tmp_path, config=TeacherConfig(stages=(TINY, TINY)))
     stock = WanPipeline.from_pretrained(folder)
     clip = stock("a red circle", num_frames=17, height=64, width=64, num_inference_steps=2, output_type="pt").frames
     assert clip.shape == (1, 17, 3, 64, 64)
@@ -34,10 +36,14 @@ def test_from_nothing_to_a_folder_that_stock_diffusers_loads(tmp_path: Path, tin
 
 def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     latents = torch.randn(10, 16, 9, 8, 8, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(train_teacher, "SAVE_EVERY", 1)
-    train_transformer(tmp_path / "whole", latents, TINY)
+    monkeypatch.setattr(train_transformer, "SAVE_EVERY", 1)
 
-    honest = train_teacher.progress
+    def train(out: Path) -> None:
+        train_transformer.train_transformer(out, TINY, latents, number=1, first=0, seed=0, device=torch.device("cpu"))
+
+    train(tmp_path / "whole")
+
+    honest = train_transformer.progress
 
     def cut_after_two(title: str, start: int, steps: int):  # type: ignore[no-untyped-def]
         for step, bar in honest(title, start, steps):
@@ -45,13 +51,13 @@ def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monk
                 raise KeyboardInterrupt
             yield step, bar
 
-    monkeypatch.setattr(train_teacher, "progress", cut_after_two)
+    monkeypatch.setattr(train_transformer, "progress", cut_after_two)
     with pytest.raises(KeyboardInterrupt):
-        train_transformer(tmp_path / "cut", latents, TINY)
-    monkeypatch.setattr(train_teacher, "progress", honest)
-    train_transformer(tmp_path / "cut", latents, TINY)
+        train(tmp_path / "cut")
+    monkeypatch.setattr(train_transformer, "progress", honest)
+    train(tmp_path / "cut")
 
-    name = "transformer/diffusion_pytorch_model.safetensors"
+    name = "stage-1/transformer/diffusion_pytorch_model.safetensors"
     whole, cut = load_file(tmp_path / "whole" / name), load_file(tmp_path / "cut" / name)
     assert whole.keys() == cut.keys()
     assert all(torch.equal(whole[k], cut[k]) for k in whole)

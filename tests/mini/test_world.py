@@ -84,9 +84,7 @@ def test_motions_do_what_they_say():
     thing = Thing(shape="cross", colour="blue", radius=8.0, start=(32.0, 32.0))
     paths = {}
     for motion in MOTIONS:
-        scene = Scene(
-            things=(thing,), motion=motion, camera="still", background="gray", style="flat", travel=14.0
-        )
+        scene = Scene(things=(thing,), motion=motion, camera="still", background="gray", style="flat", travel=14.0)
         paths[motion] = object_path(scene, thing, time)
     x, y, radius, angle = 0, 1, 2, 3
     assert all(np.ptp(p) == 0 for p in paths["still"])

@@ -13,7 +13,17 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from codmd.mini.world import (
-    BACKGROUNDS, CAMERAS, COLOURS, PAIR_MOTIONS, RELATIONS, SHAPES, SIZES, SPEEDS, STYLES, TRANSLATIONS, Scene,
+    BACKGROUNDS,
+    CAMERAS,
+    COLOURS,
+    PAIR_MOTIONS,
+    RELATIONS,
+    SHAPES,
+    SIZES,
+    SPEEDS,
+    STYLES,
+    TRANSLATIONS,
+    Scene,
 )  # fmt: skip
 
 MOTION_PHRASES = {

@@ -140,9 +140,7 @@ def jitter(scene: Scene, clip: np.ndarray, rng: np.random.Generator) -> np.ndarr
     """Each frame moved by up to two pixels."""
     moves = rng.integers(-2, 3, (len(clip), 2))
     padded = np.pad(clip, ((0, 0), (2, 2), (2, 2), (0, 0)), mode="edge")
-    return np.stack(
-        [f[2 + y : 2 + y + SIZE, 2 + x : 2 + x + SIZE] for f, (y, x) in zip(padded, moves, strict=True)]
-    )
+    return np.stack([f[2 + y : 2 + y + SIZE, 2 + x : 2 + x + SIZE] for f, (y, x) in zip(padded, moves, strict=True)])
 
 
 def flicker(scene: Scene, clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -189,9 +187,7 @@ def gaussian_blur(clip: np.ndarray, sigma: float) -> np.ndarray:
     kernel /= kernel.sum()
     for axis in (1, 2):
         widths = [(reach, reach) if a == axis else (0, 0) for a in range(4)]
-        windows = np.lib.stride_tricks.sliding_window_view(
-            np.pad(clip, widths, mode="edge"), len(kernel), axis
-        )
+        windows = np.lib.stride_tricks.sliding_window_view(np.pad(clip, widths, mode="edge"), len(kernel), axis)
         clip = windows @ kernel
     return clip
 

@@ -21,7 +21,7 @@ SYMMETRY = {"circle": STEP, "square": math.pi / 2, "triangle": 2 * math.pi / 3, 
 BLURS = (0.06, 0.18, 0.3, 0.42)  # in radii: an autoencoder's blur rounds a small shape's corners off
 UPRIGHT = math.radians(10)
 TURNING, TILTED = 0.015, 0.05  # by how much more a shape must fit that turns, or is tilted from the first
-ROUND = 0.01  # by how much more a circle must fit: lost corners make circles, and nothing makes corners
+ROUND = 0.018  # by how much more a circle must fit: lost corners make circles, and nothing makes corners
 TURNS = np.radians(np.arange(-270, 271, 15))  # over the whole clip
 
 

@@ -1,4 +1,4 @@
-"""What the miniature's trainings share: a progress bar with time left, and files to go on from."""
+"""What the miniature's trainings share: a progress bar with time left, data in order, files to go on from."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from codmd.errors import UserError
+
+SAY_EVERY = 20  # steps
 
 
 def progress(title: str, start: int, steps: int) -> Iterator[tuple[int, Callable[[str], None]]]:
@@ -30,16 +34,14 @@ def progress(title: str, start: int, steps: int) -> Iterator[tuple[int, Callable
     console = Console(stderr=True)
     if not console.is_terminal:
         begun = last = time.monotonic()
+        said = [""]
         for step in range(start, steps):
-            said: list[str] = []
             yield step, said.append
             now = time.monotonic()
             if now - last > 20 or step + 1 == steps:
                 last = now
                 left = (now - begun) / (step + 1 - start) * (steps - step - 1)
-                console.print(
-                    f"{title} {step + 1}/{steps}, {left / 60:.1f} min left, {' '.join(said)}", highlight=False
-                )
+                console.print(f"{title} {step + 1}/{steps}, {left / 60:.1f} min left, {said[-1]}", highlight=False)
         return
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.fields[said]}"), console=console) as bar:
@@ -47,6 +49,13 @@ def progress(title: str, start: int, steps: int) -> Iterator[tuple[int, Callable
         for step in range(start, steps):
             yield step, lambda text: bar.update(task, said=text)
             bar.advance(task)
+
+
+def in_order(data: Dataset[Any], start: int, stop: int, device: torch.device) -> Iterator[Any]:
+    """Items `start` to `stop` of a data set, on the device; a GPU, which is faster, gets processes that make them."""
+    workers = 0 if device.type == "cpu" else max(1, min(12, (os.cpu_count() or 1) - 2))
+    for item in DataLoader(data, batch_size=None, sampler=range(start, stop), num_workers=workers):
+        yield tuple(t.to(device) for t in item) if isinstance(item, list | tuple) else item.to(device)
 
 
 class TrainingState:

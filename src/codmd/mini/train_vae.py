@@ -7,29 +7,32 @@ gradients), with a faint KL term that keeps the latents smooth enough to be mode
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from diffusers import AutoencoderKLWan
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from codmd.mini.captions import sample_prior
-from codmd.mini.progress import TrainingState, progress
+from codmd.mini.gradients import Gradients
+from codmd.mini.progress import SAY_EVERY, TrainingState, in_order, progress
 from codmd.mini.world import FRAMES, SIZE, object_path, render, sample_scene
 
 LATENT_CHANNELS = 16
 KL_WEIGHT, SQUARE_WEIGHT = 1e-4, 2.0
 STATISTICS_CLIPS = 64
-DECODER_STEPS = 2000
+DECODER_STEPS, DECODER_BATCH = 2500, (8, FRAMES, SIZE // 2)
+SAVE_EVERY = 500  # steps
 EDGE_WEIGHT = 4.0  # how much more a pixel counts where something moves or ends
 
 # Rounds of the training; each is a list of (steps, (clips, frames, size) of a batch) under one cosine of the rate.
 # Short small crops teach the spatial code, long ones the memory over a whole clip, whole frames the borders.
 ROUNDS = (
-    ((3825, (8, 5, 32)), (675, (2, 9, 64))),
-    ((1300, (4, 17, 32)), (200, (2, 17, 64))),
+    ((4500, (16, 5, 32)), (800, (4, 9, 64))),
+    ((1500, (8, 17, 32)), (300, (4, 17, 64))),
 )
 
 
@@ -79,10 +82,15 @@ def decode_unclamped(vae: AutoencoderKLWan, latents: Tensor) -> Tensor:
     return torch.cat(chunks, 2)
 
 
-def crops(seed: int, start: int, batch: int, frames: int, size: int) -> Iterator[Tensor]:
-    """Endless batches `[B, 3, frames, size, size]` of crops around objects; batch n depends on (seed, n) alone."""
-    for step in range(start, 10**9):
-        rng = np.random.default_rng((seed, step, frames))
+class Crops(Dataset[Tensor]):
+    """Batches `[B, 3, frames, size, size]` of crops around objects; batch n depends on (seed, n, shape) alone."""
+
+    def __init__(self, seed: int, shape_at: Callable[[int], tuple[int, int, int]]) -> None:
+        self.seed, self.shape_at = seed, shape_at
+
+    def __getitem__(self, step: int) -> Tensor:
+        batch, frames, size = self.shape_at(step)
+        rng = np.random.default_rng((self.seed, step, frames))
         out: list[np.ndarray] = []
         while len(out) < batch:
             scene = sample_scene(sample_prior(rng), rng)
@@ -94,7 +102,7 @@ def crops(seed: int, start: int, batch: int, frames: int, size: int) -> Iterator
                 jitter = rng.uniform(-size / 2, size / 2, 2)
                 left, top = (int(np.clip(c - size / 2, 0, SIZE - size)) for c in (x[0] + jitter[0], y[0] + jitter[1]))
                 out.append(clip[first : first + frames, top : top + size, left : left + size])
-        yield torch.from_numpy(np.stack(out)).permute(0, 4, 1, 2, 3).contiguous()
+        return torch.from_numpy(np.stack(out)).permute(0, 4, 1, 2, 3).contiguous()
 
 
 def reconstruction_loss(video: Tensor, target: Tensor) -> Tensor:
@@ -124,73 +132,77 @@ def schedule(step: int) -> tuple[float, tuple[int, int, int]]:
     raise ValueError("step lies beyond the last round")
 
 
-def train_vae(out: Path, *, seed: int, rate: float = 1e-3) -> AutoencoderKLWan:
+def train_vae(out: Path, *, seed: int, device: torch.device, rate: float = 1e-3) -> AutoencoderKLWan:
     """Train (or go on training) and save the autoencoder with its latents' statistics under `out`."""
     torch.manual_seed(seed)
     vae = new_vae()
     initialise(vae)
-    for module in vae.modules():  # a third faster on CPUs
-        if isinstance(module, nn.Conv3d | nn.Conv2d):
+    vae.to(device)
+    for module in vae.modules():
+        if device.type == "cpu" and isinstance(module, nn.Conv3d | nn.Conv2d):  # a third faster there
             layout = torch.channels_last_3d if isinstance(module, nn.Conv3d) else torch.channels_last
             module.weight.data = module.weight.data.contiguous(memory_format=layout)
     optimizer = torch.optim.AdamW(vae.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.0)
     state = TrainingState(out / "vae-training", {"vae": vae}, {"adamw": optimizer})
     start, total = state.resume(), sum(steps for stages in ROUNDS for steps, _ in stages)
-    shape, data = None, None
+    data = in_order(Crops(seed, lambda step: schedule(step)[1]), start, total, device)
 
-    for step, bar in progress("autoencoder", start, total):
-        factor, wanted = schedule(step)
-        optimizer.param_groups[0]["lr"] = rate * factor
-        if wanted != shape or data is None:
-            shape, data = wanted, crops(seed, step, *wanted)
-        target = next(data)
+    def loss(target: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         posterior = vae.encode(target).latent_dist
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        latents = posterior.mean + posterior.std * torch.randn(posterior.mean.shape, generator=generator)
-        video = decode_unclamped(vae, latents)
+        video = decode_unclamped(vae, posterior.mean + posterior.std * noise)
         error = reconstruction_loss(video, target)
-        loss = (
-            error
-            + SQUARE_WEIGHT * (video - target).square().mean()
-            + KL_WEIGHT * posterior.kl().mean() / latents[0].numel()
-        )
-        optimizer.zero_grad()
-        loss.backward()
+        kl = posterior.kl().mean() / noise[0].numel()
+        return error + SQUARE_WEIGHT * (video - target).square().mean() + KL_WEIGHT * kl, error
+
+    gradients = Gradients(loss, list(vae.parameters()), device)
+    for step, bar in progress("autoencoder", start, total):
+        optimizer.param_groups[0]["lr"] = rate * schedule(step)[0]
+        batch, frames, size = schedule(step)[1]
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        shape = (batch, LATENT_CHANNELS, (frames - 1) // 2 + 1, size // 8, size // 8)
+        error = gradients(next(data), torch.randn(shape, generator=generator).to(device))
         nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
         optimizer.step()
-        bar(f"weighted L1 {error.item():.4f}")
-        state.save_every(200, step + 1, total)
+        if (step + 1) % SAY_EVERY == 0:
+            bar(f"weighted L1 {error.item():.4f}")
+        state.save_every(SAVE_EVERY, step + 1, total)
 
     _set_statistics(vae, seed)
     vae.save_pretrained(out / "vae")
     return vae
 
 
-def sharpen_decoder(out: Path, vae: AutoencoderKLWan, *, seed: int, rate: float = 1e-3) -> AutoencoderKLWan:
+def sharpen_decoder(
+    out: Path, vae: AutoencoderKLWan, *, seed: int, device: torch.device, rate: float = 1e-3
+) -> AutoencoderKLWan:
     """Train (or go on training) the decoder alone on whole-length crops, and save the autoencoder anew.
 
     Latents stay what they are, so this may come after the transformer has learned them.
     """
-    vae.train().requires_grad_(False)
+    vae.to(device).train().requires_grad_(False)
     learned = nn.ModuleDict({"post_quant_conv": vae.post_quant_conv, "decoder": vae.decoder}).requires_grad_(True)
     optimizer = torch.optim.AdamW(learned.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.0)
     state = TrainingState(out / "decoder-training", {"decoder": learned}, {"adamw": optimizer})
     start = state.resume()
-    data = crops(seed + 1, start, 4, FRAMES, SIZE // 2)
-    for step, bar in progress("decoder", start, DECODER_STEPS):
-        factor = 0.5 + 0.5 * math.cos(math.pi * step / DECODER_STEPS)
-        optimizer.param_groups[0]["lr"] = rate * min((step + 1) / 100, factor)
-        target = next(data)
+    data = in_order(Crops(seed + 1, lambda step: DECODER_BATCH), start, DECODER_STEPS, device)
+
+    def loss(target: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             latents = vae.encode(target).latent_dist.mean
         video = decode_unclamped(vae, latents)
         error = reconstruction_loss(video, target)
-        optimizer.zero_grad()
-        (error + SQUARE_WEIGHT * (video - target).square().mean()).backward()
+        return error + SQUARE_WEIGHT * (video - target).square().mean(), error
+
+    gradients = Gradients(loss, list(learned.parameters()), device)
+    for step, bar in progress("decoder", start, DECODER_STEPS):
+        factor = 0.5 + 0.5 * math.cos(math.pi * step / DECODER_STEPS)
+        optimizer.param_groups[0]["lr"] = rate * min((step + 1) / 100, factor)
+        error = gradients(next(data))
         nn.utils.clip_grad_norm_(learned.parameters(), 1.0)
         optimizer.step()
-        bar(f"weighted L1 {error.item():.4f}")
-        state.save_every(200, step + 1, DECODER_STEPS)
+        if (step + 1) % SAY_EVERY == 0:
+            bar(f"weighted L1 {error.item():.4f}")
+        state.save_every(SAVE_EVERY, step + 1, DECODER_STEPS)
     vae.save_pretrained(out / "vae-sharp")
     return vae
 
@@ -199,7 +211,8 @@ def sharpen_decoder(out: Path, vae: AutoencoderKLWan, *, seed: int, rate: float 
 def _set_statistics(vae: AutoencoderKLWan, seed: int) -> None:
     """Write each latent channel's mean and deviation, over fresh clips, into the stock config."""
     vae.eval()
-    clips = (next(crops(seed, 10**8 + i, 1, FRAMES, SIZE)) for i in range(STATISTICS_CLIPS))
+    whole = Crops(seed, lambda step: (1, FRAMES, SIZE))
+    clips = (whole[10**8 + i].to(vae.device) for i in range(STATISTICS_CLIPS))
     latents = torch.cat([vae.encode(clip).latent_dist.mean for clip in clips])
     vae.register_to_config(
         latents_mean=latents.mean((0, 2, 3, 4)).tolist(), latents_std=latents.std((0, 2, 3, 4)).tolist()

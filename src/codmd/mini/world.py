@@ -199,12 +199,15 @@ def sample_scene(fixed: Mapping[str, object], rng: np.random.Generator) -> Scene
     if camera is None:
         # A moving camera is one clip in three, and only over a single object that rests in the world.
         moves = count == 1 and not wants_motion and rng.random() < 1 / 3
-        camera = str(rng.choice(CAMERAS[1:])) if moves else "still"
+        # Nor does it zoom, nor the object grow, where a size is asked for: it would have none.
+        camera = str(rng.choice(CAMERAS[1:3] if fixed.get("size") else CAMERAS[1:])) if moves else "still"
     options: tuple[str, ...] = ("still",) if camera != "still" else PAIR_MOTIONS if count == 2 else MOTIONS
     if fixed.get("moving"):
         options = tuple(m for m in options if m != "still")
     if shapes[0] == "circle":
         options = tuple(m for m in options if m != "spin")
+    if fixed.get("size"):
+        options = tuple(m for m in options if m not in ("grow", "shrink"))
     motion = pick("motion", options)
 
     speed = pick("speed", SPEEDS) if motion in TRANSLATIONS and count == 1 else None
