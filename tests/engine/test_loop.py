@@ -110,7 +110,8 @@ def test_an_iteration_is_algorithm_1() -> None:
         trainer.iterate()
         for ours, plain in ((trainer.roles.student, student), (trainer.roles.fake, fake)):
             for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
-                torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)
+                # A tenth of one update at this rate: Adam magnifies rounding where a gradient is nearly 0.
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_only_a_students_turn_moves_the_student_and_nothing_moves_the_teacher() -> None:
@@ -138,9 +139,7 @@ def test_every_objective_trains(method: str) -> None:
 def test_under_autocast_gradients_reach_the_student_as_in_fp32() -> None:
     norms: dict[str, list[float]] = {}
     for precision in ("fp32", "bf16"):
-        trainer = runs.trainer(
-            f"train.precision={precision}", "train.student_every=1", "train.student_lr=1e-9"
-        )
+        trainer = runs.trainer(f"train.precision={precision}", "train.student_every=1", "train.student_lr=1e-9")
         norms[precision] = [trainer.iterate()["gradient/student"] for _ in range(4)][1:]
         assert all(p.dtype == torch.float32 for p in trainer.roles.student.parameters())
     for exact, rounded in zip(norms["fp32"], norms["bf16"], strict=True):

@@ -39,7 +39,7 @@ def test_what_is_longer_than_512_tokens_is_cut_as_there() -> None:
         long, do_classifier_free_guidance=False, max_sequence_length=PADDED_LENGTH, device=torch.device("cpu")
     )
     assert text.tokens.shape[1] == PADDED_LENGTH == int(text.lengths)
-    torch.testing.assert_close(text.tokens, embeds, rtol=0, atol=1e-5)
+    torch.testing.assert_close(text.tokens, embeds, rtol=0, atol=1e-4)
     assert not text.key_bias().any()  # nothing is padding, so nothing is folded
 
 
