@@ -43,9 +43,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         ("distill mini --dry-run --set train.batch=0", "--set train.batch=0: expected"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(
-    args: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_is_one_line_and_exit_code_2(args: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(args.split()) == 2
     assert message in one_line(capsys)
 

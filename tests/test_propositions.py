@@ -44,13 +44,9 @@ def test_equal_marginals_with_different_relations(channels):
     ones = torch.ones(len(p), 2, 2, dtype=torch.float64)
     torch.testing.assert_close(relation_matrix(pool_frames(p)), ones)
     torch.testing.assert_close(relation_matrix(pool_frames(q)), 2 * torch.eye(2, dtype=torch.float64) - ones)
-    torch.testing.assert_close(
-        relation_residual(real=p, fake=q), torch.full((len(p),), 2.0, dtype=torch.float64)
-    )
+    torch.testing.assert_close(relation_residual(real=p, fake=q), torch.full((len(p),), 2.0, dtype=torch.float64))
     assert (frame_relation_loss(p, real=p, fake=q) > 0.5).all()
-    torch.testing.assert_close(
-        frame_relation_loss(p, real=p, fake=p), torch.zeros(len(p), dtype=torch.float64)
-    )
+    torch.testing.assert_close(frame_relation_loss(p, real=p, fake=p), torch.zeros(len(p), dtype=torch.float64))
 
 
 def test_with_one_channel_the_loss_sees_the_difference_but_has_no_gradient():
@@ -93,9 +89,9 @@ def test_reverse_kl_of_one_mode_is_minus_the_log_of_its_weight(seed, modes):
     densities, others = torch.zeros(2, modes, modes * 32, dtype=torch.float64)
     for k in range(modes):  # disjoint supports, arbitrary densities on a grid
         support = slice(32 * k, 32 * (k + 1))
-        densities[k, support], others[k, support] = torch.rand(
-            2, 32, generator=generator, dtype=torch.float64
-        ).add(0.01)
+        densities[k, support], others[k, support] = torch.rand(2, 32, generator=generator, dtype=torch.float64).add(
+            0.01
+        )
     densities /= densities.sum(dim=1, keepdim=True)
     others /= others.sum(dim=1, keepdim=True)
     teacher = pi @ densities

@@ -116,7 +116,5 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:
 def test_a_wrong_file_is_named_with_section_and_key(tmp_path: Path, mini: Recipe) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(to_toml(mini).replace("student_lr", "student_rl"), encoding="utf-8")
-    with pytest.raises(
-        UserError, match=r'mine\.toml: \[train\] student_rl: unknown key, did you mean "student_lr"'
-    ):
+    with pytest.raises(UserError, match=r'mine\.toml: \[train\] student_rl: unknown key, did you mean "student_lr"'):
         load_recipe(path)

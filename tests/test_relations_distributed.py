@@ -115,9 +115,7 @@ def measure(rank, groups):
 def run_rank(rank, folder):
     torch.set_num_threads(1)
     rendezvous = f"file://{folder}/rendezvous"
-    dist.init_process_group(
-        "gloo", init_method=rendezvous, rank=rank, world_size=WORLD, timeout=timedelta(minutes=2)
-    )
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=WORLD, timeout=timedelta(minutes=2))
     # Every rank makes every group, and keeps the one that it is in.
     ones = [dist.new_group([r]) for r in range(WORLD)]
     twos = [dist.new_group([0, 1]), dist.new_group([2, 3])]

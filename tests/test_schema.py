@@ -119,9 +119,7 @@ def test_a_key_of_another_section_is_sent_there() -> None:
 
 
 def test_what_a_section_refuses_is_named_with_the_section() -> None:
-    with pytest.raises(
-        UserError, match=r"^f\.toml: \[inner\] rate: expected a finite number above 0, got -1\.0$"
-    ):
+    with pytest.raises(UserError, match=r"^f\.toml: \[inner\] rate: expected a finite number above 0, got -1\.0$"):
         from_mapping(Outer, {"title": "t", "inner": {"rate": -1}}, "f.toml")
     with pytest.raises(UserError, match=r"^--set inner\.rate=-1: expected"):
         origins = {"inner.rate": "--set inner.rate=-1"}

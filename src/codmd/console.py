@@ -28,9 +28,7 @@ def meter(title: str, total: float) -> Iterator[Advance]:
     console = Console(stderr=True)
     if console.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        with Progress(
-            *columns, TimeRemainingColumn(), TextColumn("{task.fields[said]}"), console=console
-        ) as bar:
+        with Progress(*columns, TimeRemainingColumn(), TextColumn("{task.fields[said]}"), console=console) as bar:
             task = bar.add_task(title, total=total, said="")
 
             def draw(done: float, said: str = "") -> None:

@@ -147,9 +147,7 @@ def run(*, out: Path, quick: bool = False, seed: int = 0, base: str = "mini") ->
 # ---- parts ---------------------------------------------------------------------------------------
 
 
-def sample(
-    out: Path, name: str, model: Model, settings: Settings, captions: list[str], seeds: list[int]
-) -> Samples:
+def sample(out: Path, name: str, model: Model, settings: Settings, captions: list[str], seeds: list[int]) -> Samples:
     """The model's clips, from disk where these very clips are there."""
     made_from = json.dumps([identity(model, settings), captions, seeds], sort_keys=True)
     key = hashlib.blake2b(made_from.encode(), digest_size=6).hexdigest()
@@ -159,9 +157,7 @@ def sample(
         with safe_open(path, "pt") as file:
             seconds = float(file.metadata()["seconds_per_clip"])
             videos, latents = file.get_tensor("videos").numpy(), file.get_tensor("latents")
-        return Samples(
-            videos=videos, latents=latents, seconds_per_clip=seconds, evaluations=evaluations, key=key
-        )
+        return Samples(videos=videos, latents=latents, seconds_per_clip=seconds, evaluations=evaluations, key=key)
     generate_latents(model, captions[:1], seeds[:1], settings=settings)  # so that no start-up is timed
     with meter(name, len(captions) * settings.steps) as advance:
         done = 0
@@ -172,9 +168,7 @@ def sample(
             advance(done, "")
 
         begun = time.perf_counter()
-        latents = generate_latents(
-            model, captions, seeds, settings=settings, batch=BATCH, on_evaluation=count
-        )
+        latents = generate_latents(model, captions, seeds, settings=settings, batch=BATCH, on_evaluation=count)
         seconds = (time.perf_counter() - begun) / len(captions)
     videos = to_frames(model.pipeline.codec.decode(latents))
     with replacing(path) as aside:

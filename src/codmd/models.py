@@ -155,9 +155,7 @@ def _load_student(ref: str, folder: Path) -> Model:
         transformer = WanTransformer3DModel.from_pretrained(folder / "student", local_files_only=True)
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"{folder / 'student'} cannot be loaded as a WanTransformer3DModel: {reason}"
-        ) from error
+        raise UserError(f"{folder / 'student'} cannot be loaded as a WanTransformer3DModel: {reason}") from error
     transformer.eval().requires_grad_(False)
     of_base = teacher.network.transformer.config
     for name in ("in_channels", "patch_size", "text_dim"):
@@ -186,9 +184,7 @@ def _load_base(file: Path, base: str) -> Model:
     for place in places:
         if place == "mini" or (Path(place) / "model_index.json").is_file():
             return _load_teacher(place, resolve(place))
-    raise UserError(
-        f'{file}: its base {base} is no pipeline folder on this machine; set "base" to where it lies now'
-    )
+    raise UserError(f'{file}: its base {base} is no pipeline folder on this machine; set "base" to where it lies now')
 
 
 def _defaults(pipeline: Pipeline) -> Defaults:

@@ -70,8 +70,7 @@ def load_recipe(name_or_path: str | os.PathLike[str], overrides: Sequence[str] =
         return parse_recipe(text, f"recipe {given}", overrides)
     if not given.endswith(".toml") and os.sep not in given:
         raise UserError(
-            f'no recipe is called "{given}", {nearest(given, shipped_recipes())} '
-            "(or give the path of a .toml file)"
+            f'no recipe is called "{given}", {nearest(given, shipped_recipes())} (or give the path of a .toml file)'
         )
     try:
         text = Path(given).read_text(encoding="utf-8")

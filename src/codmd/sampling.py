@@ -70,9 +70,7 @@ class Settings:
             if getattr(self, name) < 1 or getattr(self, name) % scale:
                 raise UserError(f"{name}: expected a multiple of {scale}, got {getattr(self, name)}")
         if self.frames < 1 or (self.frames - 1) % vae.scale_factor_temporal:
-            raise UserError(
-                f"frames: expected a multiple of {vae.scale_factor_temporal} plus 1, got {self.frames}"
-            )
+            raise UserError(f"frames: expected a multiple of {vae.scale_factor_temporal} plus 1, got {self.frames}")
 
     def evaluations(self) -> int:
         """Network evaluations for one clip (NFE)."""
@@ -119,9 +117,7 @@ def _sample(
     text = text.to(device)
 
     def noise(step: int) -> Latents:
-        return torch.stack([noise_of(p, s, shape, step) for p, s in zip(prompts, seeds, strict=True)]).to(
-            device
-        )
+        return torch.stack([noise_of(p, s, shape, step) for p, s in zip(prompts, seeds, strict=True)]).to(device)
 
     network = model.guided(settings.guidance, settings.negative_prompt)
 
@@ -162,9 +158,7 @@ def generate_videos(
     on_evaluation: OnEvaluation = None,
 ) -> Videos:
     """One clip for each (prompt, seed) pair."""
-    latents = generate_latents(
-        model, prompts, seeds, settings=settings, batch=batch, on_evaluation=on_evaluation
-    )
+    latents = generate_latents(model, prompts, seeds, settings=settings, batch=batch, on_evaluation=on_evaluation)
     return to_frames(model.pipeline.codec.decode(latents))
 
 
@@ -328,9 +322,7 @@ def _columns(pairs: Sequence[tuple[str, int]]) -> tuple[list[str], list[int]]:
     return [prompt for prompt, _ in pairs], [seed for _, seed in pairs]
 
 
-def _batches(
-    prompts: Sequence[str], seeds: Sequence[int], batch: int
-) -> Iterator[tuple[list[str], list[int]]]:
+def _batches(prompts: Sequence[str], seeds: Sequence[int], batch: int) -> Iterator[tuple[list[str], list[int]]]:
     if len(prompts) != len(seeds):
         raise UserError(f"expected a seed for each prompt, got {len(prompts)} prompts and {len(seeds)} seeds")
     for first in range(0, len(prompts), batch):

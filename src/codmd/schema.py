@@ -145,9 +145,7 @@ def _convert(value: Any, hint: Any, place: str) -> Any:
     if origin is Literal:
         if not any(value == arg and type(value) is type(arg) for arg in args):
             near = (
-                get_close_matches(value, [a for a in args if isinstance(a, str)], n=1)
-                if isinstance(value, str)
-                else []
+                get_close_matches(value, [a for a in args if isinstance(a, str)], n=1) if isinstance(value, str) else []
             )
             hint_text = f', did you mean "{near[0]}"?' if near else ""
             raise UserError(f"{place}: expected {_describe(hint)}, got {show(value)}{hint_text}")
@@ -157,9 +155,7 @@ def _convert(value: Any, hint: Any, place: str) -> Any:
         if not isinstance(value, list | tuple) or (not variadic and len(value) != len(args)):
             raise UserError(f"{place}: expected {_describe(hint)}, got {show(value)}")
         hints = [args[0]] * len(value) if variadic else args
-        return tuple(
-            _convert(v, h, f"{place}[{i}]") for i, (v, h) in enumerate(zip(value, hints, strict=True))
-        )
+        return tuple(_convert(v, h, f"{place}[{i}]") for i, (v, h) in enumerate(zip(value, hints, strict=True)))
     if hint is float and type(value) in (int, float):
         try:
             number = float(value)
@@ -270,7 +266,5 @@ def diff(before: T, after: T) -> tuple[Difference, ...]:
     """The keys whose values differ, in the order in which they are written."""
     other = dict(flatten(after))
     return tuple(
-        Difference(key=key, before=value, after=other[key])
-        for key, value in flatten(before)
-        if value != other[key]
+        Difference(key=key, before=value, after=other[key]) for key, value in flatten(before) if value != other[key]
     )

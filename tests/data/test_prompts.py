@@ -51,9 +51,7 @@ def test_file(tmp_path: Path) -> None:
     ("content", "says"),
     [(b"", "no prompt"), (b" \n\n", "no prompt"), (b"\xff\xfe\x00", "UTF-8"), (None, "no such file")],
 )
-def test_a_file_that_will_not_do_is_refused_in_one_line(
-    tmp_path: Path, content: bytes | None, says: str
-) -> None:
+def test_a_file_that_will_not_do_is_refused_in_one_line(tmp_path: Path, content: bytes | None, says: str) -> None:
     path = tmp_path / "prompts.txt"
     if content is not None:
         path.write_bytes(content)
@@ -89,9 +87,7 @@ class CountingEncoder:
 def test_each_prompt_is_encoded_once_and_found_again() -> None:
     encoder, seen = CountingEncoder(), []
     prompts = ["bb", "a", "bb", "cccc", "a", "d"]
-    encoded = EncodedPrompts(
-        encoder, prompts, batch=2, progress=lambda done, total: seen.append((done, total))
-    )
+    encoded = EncodedPrompts(encoder, prompts, batch=2, progress=lambda done, total: seen.append((done, total)))
     assert sorted(encoder.asked) == sorted(set(prompts)) and seen[-1] == (4, 4)
     for indices in ([0, 1, 2], [5], [3, 4]):
         wanted = CountingEncoder().encode([prompts[i] for i in indices])

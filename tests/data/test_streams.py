@@ -22,9 +22,7 @@ def test_a_sample_meets_the_same_noise_in_any_batch(ids: list[int], seed: int) -
     together = sample_noise(seed, 7, ids, SHAPE, "noise")
     times = sample_uniform(seed, 7, ids, "t")
     for row, i in enumerate(ids):
-        torch.testing.assert_close(
-            sample_noise(seed, 7, [i], SHAPE, "noise")[0], together[row], rtol=0, atol=0
-        )
+        torch.testing.assert_close(sample_noise(seed, 7, [i], SHAPE, "noise")[0], together[row], rtol=0, atol=0)
         assert sample_uniform(seed, 7, [i], "t")[0] == times[row]
 
 

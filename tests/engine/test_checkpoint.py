@@ -74,9 +74,7 @@ def test_every_file_is_safetensors_json_or_toml(tmp_path: Path) -> None:
         readers[path.suffix](path)
 
 
-def test_a_crash_at_any_moment_of_a_save_leaves_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_at_any_moment_of_a_save_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every write, sync and rename in turn is the last thing that happens; then the run goes on."""
     trainer = runs.trainer()
     first = save(tmp_path, trainer)

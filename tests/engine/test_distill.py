@@ -166,9 +166,7 @@ def test_the_best_checkpoint_is_chosen_by_the_rule_and_outlives_the_newest(tmp_p
         distill(misspelt, tmp_path / "other", score=lambda videos, captions: {"total": 1.0})
 
 
-def test_it_warns_when_motion_falls_or_saturation_rises(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_warns_when_motion_falls_or_saturation_rises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     teacher, fine, bad = (0.8, 1.0), (0.7, 1.1), (0.6, 1.3)
     values = iter([teacher, fine, fine, bad, fine])
 

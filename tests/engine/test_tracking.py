@@ -48,9 +48,7 @@ def test_the_summary_names_what_is_there() -> None:
     assert summary({"loss/fake": 0.51234, "step": 3}) == "fake 0.512"
 
 
-def test_a_tracker_that_is_not_there_is_said_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_is_not_there_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     for name in ("wandb", "tensorboard"):

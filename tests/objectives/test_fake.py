@@ -9,9 +9,7 @@ from codmd.objectives import flow_mse
 
 def tensors(dtype=torch.float64):
     generator = torch.Generator().manual_seed(0)
-    return tuple(
-        torch.randn(3, 4, 5, 2, 2, generator=generator, dtype=torch.float64).to(dtype) for _ in range(3)
-    )
+    return tuple(torch.randn(3, 4, 5, 2, 2, generator=generator, dtype=torch.float64).to(dtype) for _ in range(3))
 
 
 @pytest.mark.parametrize("t", [0.02, 0.5, 0.98])

@@ -19,9 +19,7 @@ from codmd.relations import batch_relation_loss, frame_relation_loss, relational
 
 def predictions(batch=4, frames=5, channels=6, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    x, eps, real, fake = torch.randn(
-        4, batch, channels, frames, 2, 3, generator=generator, dtype=torch.float64
-    )
+    x, eps, real, fake = torch.randn(4, batch, channels, frames, 2, 3, generator=generator, dtype=torch.float64)
     t = 0.1 + 0.8 * torch.rand(batch, generator=generator, dtype=torch.float64)
     return Predictions(x=x, x_t=flow.add_noise(x, eps, t), t=t, real=real, fake=fake)
 
@@ -185,9 +183,7 @@ def test_relations_and_flow_import_nothing_of_ours_but_the_error():
     package = Path(codmd.__file__).parent
     for name in ("flow", "relations"):
         tree = ast.parse((package / f"{name}.py").read_text())
-        ours = [
-            n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module.startswith("codmd")
-        ]
+        ours = [n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module.startswith("codmd")]
         assert ours == ["codmd.errors"]
 
 

@@ -42,8 +42,7 @@ def made_up_result(prompts: int = 8, seeds: int = 2, curves: bool = True) -> Dem
                 scene = world.sample_scene(asked.fixed(), rng)
                 frames = ((world.render(scene) + 1) * 127.5).astype(np.uint8)
                 checks = tuple(
-                    Check(asked=word, met=bool(rng.random() < 0.85))
-                    for word in prompt.replace(",", " ").split()[1:5]
+                    Check(asked=word, met=bool(rng.random() < 0.85)) for word in prompt.replace(",", " ").split()[1:5]
                 )
                 mp4 = encode_mp4(frames, fps=8)
                 shots.append(Shot(prompt=prompt, seed=seed, column=column.key, mp4=mp4, checks=checks))

@@ -29,9 +29,7 @@ class PromptSet:
     validation: tuple[str, ...]
 
 
-def load_prompts(
-    source: str, *, count: int | None, needed: int, held_out_seed: int, validation: int
-) -> PromptSet:
+def load_prompts(source: str, *, count: int | None, needed: int, held_out_seed: int, validation: int) -> PromptSet:
     """The prompts that `source`, "mini" or a file, gives a run that needs `needed` training samples.
 
     `validation` prompts are drawn by `held_out_seed` and kept apart. `count` limits the training prompts;

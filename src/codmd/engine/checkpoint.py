@@ -214,9 +214,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
 
 def _moments(learner: Learner) -> dict[str, Tensor]:
     state = learner.optimizer.state_dict()["state"]
-    return _tensors(
-        {f"{i}.{key}": torch.as_tensor(v) for i, entry in state.items() for key, v in entry.items()}
-    )
+    return _tensors({f"{i}.{key}": torch.as_tensor(v) for i, entry in state.items() for key, v in entry.items()})
 
 
 def _restore_moments(learner: Learner, tensors: Mapping[str, Tensor]) -> None:
@@ -246,9 +244,7 @@ def newest_whole(run: Path, warn: Any = print) -> Path | None:
         folder.rename(aside)
         warn(f"warning: checkpoint {folder} is damaged ({wrong}); set aside as {aside.name}")
     if any((run / "checkpoints").glob("damaged-step-*")):
-        raise UserError(
-            f"{run}: every checkpoint is damaged; give another --out, or delete the folder to start anew"
-        )
+        raise UserError(f"{run}: every checkpoint is damaged; give another --out, or delete the folder to start anew")
     return None
 
 

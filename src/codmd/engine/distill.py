@@ -137,9 +137,7 @@ def assemble(
     with meter("encoding prompts", len(set(prompts.training))) as advance:
         encoded = EncodedPrompts(pipeline.text, prompts.training, progress=lambda done, _: advance(done, ""))
     trainer = Trainer(recipe, Roles(student, teacher, fake), encoded, settings.latent_shape(base))
-    validation = (
-        Validation(recipe, base, prompts.validation, score or _score_for(recipe)) if curve.every else None
-    )
+    validation = Validation(recipe, base, prompts.validation, score or _score_for(recipe)) if curve.every else None
     return trainer, validation
 
 
@@ -178,9 +176,7 @@ class Session:
         self.curve = JsonLines(self.out / "learning_curve.jsonl", first + 1)
         self.teacher = self.validation.teacher(self.cache) if self.validation is not None else {}
         if self.metric and self.metric not in self.teacher:
-            raise UserError(
-                f"train.choose: no measure is called {self.metric}, {nearest(self.metric, self.teacher)}"
-            )
+            raise UserError(f"train.choose: no measure is called {self.metric}, {nearest(self.metric, self.teacher)}")
         if self._validation_is_due() and first == 0 and self._validate():
             self._save()
         with stop_on_signals() as stop, meter("distilling", max(total - first, 1)) as advance:
@@ -249,16 +245,13 @@ def _check_folder(out: Path, recipe: Recipe, init: str | None, allow_changes: bo
     saved = out / "recipe.toml"
     if not saved.is_file():
         if out.exists() and any(out.iterdir()):
-            raise UserError(
-                f"{out}: not empty, and not the folder of a run (no recipe.toml); give another --out"
-            )
+            raise UserError(f"{out}: not empty, and not the folder of a run (no recipe.toml); give another --out")
         return None
     start = checkpoint.newest_whole(out, warn=lambda message: print(message, file=sys.stderr))
     if start is None:
         return None
     changes = [
-        str(c)
-        for c in diff(parse_recipe((start / "recipe.toml").read_text(encoding="utf-8"), str(saved)), recipe)
+        str(c) for c in diff(parse_recipe((start / "recipe.toml").read_text(encoding="utf-8"), str(saved)), recipe)
     ]
     before = checkpoint.read_state(start)["init"]
     if before != init:

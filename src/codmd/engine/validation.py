@@ -96,9 +96,7 @@ def mini_score(videos: Videos, captions: list[str]) -> dict[str, float]:
     }
 
 
-def warnings(
-    scores: Mapping[str, float], teacher: Mapping[str, float], config: ValidationConfig
-) -> list[str]:
+def warnings(scores: Mapping[str, float], teacher: Mapping[str, float], config: ValidationConfig) -> list[str]:
     """What the student has lost or gained against its teacher by more than the recipe's shares."""
     said = []
     if DYNAMICS in scores and DYNAMICS in teacher:

@@ -30,6 +30,4 @@ class ObjectiveConfig:
         check_number("frame_weight", self.frame_weight, at_least=0)
         check_number("tau", self.tau, above=0)
         if self.method == "direct" and self.space == "score":
-            raise UserError(
-                'space: "score" does not go with method "direct", which compares with x: use "x0"'
-            )
+            raise UserError('space: "score" does not go with method "direct", which compares with x: use "x0"')

@@ -15,9 +15,7 @@ NORMALISER_FLOOR = 1e-6
 run, with mean |x - real| of hundredths and more, never meets it (R8)."""
 
 
-def dmd(
-    predictions: Predictions, config: ObjectiveConfig, group: dist.ProcessGroup | None = None
-) -> tuple[Term, ...]:
+def dmd(predictions: Predictions, config: ObjectiveConfig, group: dist.ProcessGroup | None = None) -> tuple[Term, ...]:
     """L_DMD alone, the baseline."""
     return (Term("dmd", 1.0, dmd_loss(predictions.x, predictions.real, predictions.fake)),)
 

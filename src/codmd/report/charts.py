@@ -141,9 +141,7 @@ def _around(label: str, i: int, count: int, centre: float, radius: float) -> str
     words = label.split(" ", 1)
     anchor = "middle" if abs(math.cos(angle)) < 0.2 else "start" if math.cos(angle) > 0 else "end"
     first = y + 4 - 6 * (len(words) - 1) + 5 * math.sin(angle) * (len(words) - 1)
-    spans = "".join(
-        f'<tspan x="{x:.1f}" y="{first + 12 * n:.1f}">{escape(w)}</tspan>' for n, w in enumerate(words)
-    )
+    spans = "".join(f'<tspan x="{x:.1f}" y="{first + 12 * n:.1f}">{escape(w)}</tspan>' for n, w in enumerate(words))
     return f'<text class="label" text-anchor="{anchor}">{spans}</text>'
 
 

@@ -45,9 +45,7 @@ class Samples:
     key: str  # names all that they were made from
 
 
-def column(
-    name: str, samples: Samples, scores: Mapping[str, MiniScores], model: Model, teacher: Settings
-) -> Column:
+def column(name: str, samples: Samples, scores: Mapping[str, MiniScores], model: Model, teacher: Settings) -> Column:
     summary = scores[name].summary()
     against = compare(scores[name], scores["teacher"]) if name != "teacher" else {}
     steps = len(model.times) if model.times else teacher.steps
@@ -101,9 +99,7 @@ def curves(runs: Mapping[str, Path], reference: Path) -> tuple[Curve, ...]:
     return tuple(found)
 
 
-def facts(
-    recipe: Recipe, teacher: Model, prompts: int, seeds: int, took: Mapping[str, float]
-) -> dict[str, str]:
+def facts(recipe: Recipe, teacher: Model, prompts: int, seeds: int, took: Mapping[str, float]) -> dict[str, str]:
     """What was run, and on what."""
     import diffusers
     import transformers
@@ -147,9 +143,7 @@ def commands(out: Path, seed: int, quick: bool) -> tuple[str, ...]:
 def as_json(page: DemoResult) -> dict[str, Any]:
     """All figures of the page."""
     return {
-        "columns": [
-            {**vars(c), "measures": dict(c.measures), "extras": dict(c.extras)} for c in page.columns
-        ],
+        "columns": [{**vars(c), "measures": dict(c.measures), "extras": dict(c.extras)} for c in page.columns],
         "curves": [{**vars(c), "lines": dict(c.lines)} for c in page.curves],
         "facts": dict(page.facts),
         "commands": page.commands,

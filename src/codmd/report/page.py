@@ -129,9 +129,7 @@ def _radio(name: str, value: str, label: str, checked: bool) -> str:
 
 
 def _legend(columns: Sequence[Column]) -> str:
-    items = "".join(
-        f"<span>{charts.swatch(i)}{escape(column.name)}</span>" for i, column in enumerate(columns)
-    )
+    items = "".join(f"<span>{charts.swatch(i)}{escape(column.name)}</span>" for i, column in enumerate(columns))
     return f'<span class="legend">{items}</span>'
 
 

@@ -49,8 +49,7 @@ def numbers(result: DemoResult) -> str:
     if known:
         parts.append(_group("Likeness to the teacher", len(columns)))
         parts += [
-            _row(EXTRAS[key][0], [_shown(c.extras.get(key)) for c in columns], hint=EXTRAS[key][1])
-            for key in known
+            _row(EXTRAS[key][0], [_shown(c.extras.get(key)) for c in columns], hint=EXTRAS[key][1]) for key in known
         ]
     return f"<table>{_head(result)}<tbody>{''.join(parts)}</tbody></table>"
 
