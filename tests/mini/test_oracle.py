@@ -1,15 +1,14 @@
 """The oracle reads what was drawn, also through blur, noise and too much colour, and fails softly on the rest."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
+from reading_shares import shares_read_right
 
 from codmd.errors import UserError
 from codmd.mini import corruptions
 from codmd.mini.captions import sample_prior
-from codmd.mini.oracle import read_clip, read_clips, relation_between
+from codmd.mini.oracle import read_clip, read_clips
 from codmd.mini.world import Scene, Thing, camera_path, object_path, render, sample_scene
 
 
@@ -21,33 +20,8 @@ def worn(clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def accuracy(clips: int, seed: int, wear: bool) -> dict[str, float]:
     rng = np.random.default_rng(seed)
-    right: Counter[str] = Counter()
-    total: Counter[str] = Counter()
-
-    def note(name: str, want: object, got: object) -> None:
-        total[name] += 1
-        right[name] += want == got
-
-    for _ in range(clips):
-        scene = sample_scene(sample_prior(rng), rng)
-        clip = render(scene)
-        reading = read_clip(worn(clip, rng) if wear else clip)
-        seen = list(reading.objects) + [None] * (len(scene.things) - reading.count)
-        if len(seen) > 1 and (seen[0] is None or seen[0].colour != scene.things[0].colour):
-            seen = seen[1::-1]
-        note("count", len(scene.things), reading.count)
-        for thing, one in zip(scene.things, seen, strict=False):
-            note("shape", thing.shape, one and one.shape)
-            note("colour", thing.colour, one and one.colour)
-        for name in ("motion", "camera", "background", "style"):
-            note(name, getattr(scene, name), getattr(reading, name))
-        if scene.relation:
-            note("relation", scene.relation, None not in seen and relation_between(seen[0], seen[1]))
-        if scene.size:
-            note("size", scene.size, seen[0] and seen[0].size)
-        if scene.speed:
-            note("speed", scene.speed, reading.speed)
-    return {name: right[name] / total[name] for name in total}
+    scenes = [sample_scene(sample_prior(rng), rng) for _ in range(clips)]
+    return shares_read_right(scenes, (worn(render(s), rng) if wear else render(s) for s in scenes))
 
 
 def test_reads_the_truth():

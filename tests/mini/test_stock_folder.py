@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from diffusers import WanPipeline
+from reading_shares import shares_read_right
 
 from codmd import mini
 from codmd.models import load_model
@@ -47,8 +49,6 @@ def test_latents_are_normalised(stock: WanPipeline) -> None:
 
 
 def test_the_words_of_every_caption_are_known(stock: WanPipeline) -> None:
-    import numpy as np
-
     from codmd.mini.train_transformer import caption, scene
 
     rng = np.random.default_rng(0)
@@ -68,3 +68,17 @@ def test_our_sampling_is_the_stock_call(stock: WanPipeline) -> None:
     ).frames  # fmt: skip
     ours = generate_latents(model, [prompt], [3], settings=settings)
     assert torch.allclose(ours, theirs, atol=2e-4)
+
+
+def test_the_oracle_reads_what_the_autoencoder_gives_back(stock: WanPipeline) -> None:
+    from codmd.mini.captions import sample_prior
+    from codmd.mini.world import render, sample_scene
+    from codmd.networks import LatentCodec
+
+    rng = np.random.default_rng(21)
+    scenes = [sample_scene(sample_prior(rng), rng) for _ in range(60)]
+    codec = LatentCodec(stock.vae)
+    clips = torch.stack([torch.from_numpy(render(scene)) for scene in scenes]).permute(0, 4, 1, 2, 3)
+    again = codec.decode(codec.encode(clips), batch=10).permute(0, 2, 3, 4, 1).numpy()
+    shares = shares_read_right(scenes, list(again))
+    assert min(shares.values()) >= 0.97, shares
