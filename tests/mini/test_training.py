@@ -24,6 +24,7 @@ def tiny_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_vae, "DECODER_STEPS", 1)
     monkeypatch.setattr(train_vae, "DECODER_BATCH", (1, 17, 32))
     monkeypatch.setattr(train_teacher, "SHARD", 10)
+    monkeypatch.setattr(train_transformer, "READING_STEPS", 2)
 
 
 def test_from_nothing_to_a_folder_that_stock_diffusers_loads(tmp_path: Path, tiny_rounds: None) -> None:
@@ -37,6 +38,7 @@ def test_from_nothing_to_a_folder_that_stock_diffusers_loads(tmp_path: Path, tin
 def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     latents = torch.randn(10, 16, 9, 8, 8, generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr(train_transformer, "SAVE_EVERY", 1)
+    monkeypatch.setattr(train_transformer, "READING_STEPS", 2)
 
     def train(out: Path) -> None:
         train_transformer.train_transformer(out, TINY, latents, number=1, first=0, seed=0, device=torch.device("cpu"))

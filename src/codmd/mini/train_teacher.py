@@ -28,8 +28,8 @@ SHARD = 100  # clips in a file of latents; stages begin at a file's beginning
 
 # The second stage is for what the first learns last: which of two objects is which (see `mini.reading`).
 STAGES = (
-    Stage(clips=24_000, steps=16_000, batch=128, rate=1.5e-3, warmup=500, decay=0.9995, reading=0.0),
-    Stage(clips=6_000, pairs=0.7, steps=6_000, batch=16, rate=6e-4, warmup=100, decay=0.998, reading=0.3),
+    Stage(clips=24_000, steps=16_000, batch=128, rate=1.5e-3, warmup=500, decay=0.9995),
+    Stage(clips=6_000, pairs=0.7, steps=6_000, batch=16, rate=1e-3, warmup=100, decay=0.998, reading=0.1),
 )
 
 

@@ -32,6 +32,7 @@ SCHEDULE_SHIFT = 3.0  # of the training times and of the stock scheduler
 SAVE_EVERY = 1000  # steps
 SLOTS = 32  # for the tokens of a caption: every batch has the same shape
 PAIRS = 0.35  # share of clips with two objects
+READING_STEPS, READING_BATCH, READING_RATE, SAME_WEIGHT = 1200, 64, 4e-3, 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ class Stage:
     rate: float
     warmup: int
     decay: float  # of the running mean of the weights
-    reading: float  # weight of the questions to the text encoder
+    reading: float = 0.0  # weight of the questions to the text encoder, which above 0 first learns to answer them
 
 
 def scene(seed: int, index: int, pairs: float = PAIRS) -> Scene:
@@ -98,6 +99,30 @@ class Examples(Dataset[tuple[Tensor, ...]]):
         return torch.from_numpy(index), ids, lengths, asked, eps, t
 
 
+def learn_to_read(text: TextEncoder, reading: Reading, stage: Stage, seed: int, device: torch.device) -> None:
+    """The text encoder alone learns to answer, and to say otherwise what it said before: the transformer knows that."""
+    before = TextEncoder(text.tokenizer, copy.deepcopy(text.model).requires_grad_(False))
+    parameters = [*text.model.parameters(), *reading.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=READING_RATE, betas=(0.9, 0.99), weight_decay=0.0)
+    for step, bar in progress("reading", 0, READING_STEPS):
+        rng = np.random.default_rng((seed, step, 0))
+        scenes = [sample_scene(sample_prior(rng, stage.pairs), rng) for _ in range(READING_BATCH)]
+        texts = [caption(truth, rng) for truth in scenes]
+        ids, lengths = (tensor.to(device) for tensor in text.tokenize(texts))
+        tokens = text.embed(ids, lengths).tokens
+        with torch.no_grad():
+            was = before.embed(ids, lengths).tokens
+        change = (tokens - was).square().mean(-1).sum() / lengths.sum()
+        misread = reading(tokens, torch.stack([questions(words, ids.shape[1]) for words in texts]).to(device))
+        optimizer.param_groups[0]["lr"] = READING_RATE * min((step + 1) / 100, 2.5 * (1 - step / READING_STEPS), 1.0)
+        optimizer.zero_grad()
+        (misread + SAME_WEIGHT * change).backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        if (step + 1) % SAY_EVERY == 0:
+            bar(f"misread {misread.item():.3f}, changed {change.item():.4f}")
+
+
 class Optimizers:
     """Muon for the blocks' matrices, AdamW for the rest, behind one optimizer's face."""
 
@@ -142,6 +167,9 @@ def train_transformer(
         out / f"stage-{number}" / "training", modules, {"muon": optimizer.muon, "adamw": optimizer.adamw}
     )
     start, latents = state.resume(), latents.to(device)
+    if stage.reading and start == 0:
+        learn_to_read(text, reading, stage, seed, device)
+        mean.load_state_dict(learned.state_dict())
     data = Examples(seed, number, stage, first, tuple(latents.shape[1:]))
     examples = in_order(data, start, stage.steps, device)
 
