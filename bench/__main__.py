@@ -1,4 +1,4 @@
-"""`python -m bench`: the ratios, as a table and as JSON, and on request as docs/benchmarks.md."""
+"""`python -m bench`: the ratios, as a table and as JSON, and on request as docs/speed.md."""
 
 from __future__ import annotations
 
@@ -127,9 +127,9 @@ def markdown(lines: list[Line], about: dict[str, str], quick: bool) -> str:
     rows = "\n".join("| " + " | ".join(cells) + " |" for cells in table)
     said = "\n".join(f"- {key}: {value}" for key, value in about.items())
     warning = "\n**A quick run: it shows that everything runs, and proves nothing.**\n" if quick else ""
-    return f"""# Benchmarks
+    return f"""# Speed and memory
 
-Ratios, each measured in one run. Written by `python -m bench --report docs/benchmarks.md`.
+Ratios, each measured in one run. Written by `python -m bench --report docs/speed.md`.
 {warning}
 {rows}
 
@@ -149,7 +149,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--base", default="mini", help='"mini" or a folder with a pipeline')
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder for bench.json")
-    parser.add_argument("--report", type=Path, help="also write this file, for example docs/benchmarks.md")
+    parser.add_argument("--report", type=Path, help="also write this file, for example docs/speed.md")
     parser.add_argument("--quick", action="store_true", help="shows that everything runs, proves nothing")
     parser.add_argument("--threads", type=int, help="of torch; by default its own choice")
     parser.add_argument("--scale", type=float, default=1.0, help="more rounds, or fewer")

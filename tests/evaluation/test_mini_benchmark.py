@@ -24,8 +24,8 @@ from codmd.evaluation import (
     table,
     totals,
 )  # fmt: skip
+from codmd.evaluation.benchmark_page import SPOILED_BY, spoiled, truth
 from codmd.evaluation.mini_measures import ABOUT
-from codmd.evaluation.table import SPOILED_BY, spoiled, truth
 from codmd.mini.captions import held_out, read
 from codmd.mini.world import render, sample_scene
 

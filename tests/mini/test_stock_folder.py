@@ -28,6 +28,7 @@ def test_it_is_small_and_complete() -> None:
     assert index["transformer"] == ["diffusers", "WanTransformer3DModel"]
     assert index["vae"] == ["diffusers", "AutoencoderKLWan"]
     assert index["text_encoder"] == ["transformers", "UMT5EncoderModel"]
+    assert not [path for path in folder.rglob("*.json") if "_name_or_path" in path.read_text()]
 
 
 def test_a_stock_call_returns_seventeen_frames(stock: WanPipeline) -> None:

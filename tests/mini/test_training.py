@@ -14,7 +14,7 @@ from codmd.mini.captions import held_out
 from codmd.mini.train_teacher import TeacherConfig
 from codmd.mini.train_transformer import Stage, caption, scene
 
-TINY = Stage(clips=10, steps=4, batch=2, rate=1e-3, warmup=1, decay=0.9, reading=0.3)
+TINY = Stage(clips=10, steps=4, batch=2, rate=1e-3, warmup=1, decay=0.9, reading=0.3, layout=0.1)
 
 
 @pytest.fixture
@@ -33,6 +33,7 @@ def test_from_nothing_to_a_folder_that_stock_diffusers_loads(tmp_path: Path, tin
     clip = stock("a red circle", num_frames=17, height=64, width=64, num_inference_steps=2, output_type="pt").frames
     assert clip.shape == (1, 17, 3, 64, 64)
     assert torch.isfinite(clip).all()
+    assert not [path for path in folder.rglob("*.json") if str(tmp_path) in path.read_text()]
 
 
 def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,13 @@ class MiniScores:
         }
         return measures | totals(measures) | {n: float(_means(v[keep, None])[0]) for n, v in alone.items()}
 
+    def shares_met(self) -> dict[str, float]:
+        """Of all that the captions ask for, the share that the clips show, attribute by attribute."""
+        met: dict[str, list[bool]] = {}
+        for one in (c for checks in self.checks for c in checks):
+            met.setdefault(one.attribute, []).append(one.met)
+        return {name: sum(values) / len(values) for name, values in met.items()}
+
     def interval(self, draws: int = 1000, level: float = 0.95, seed: int = 0) -> dict[str, tuple[float, float]]:
         """Bootstrap intervals of `summary`, over prompts: clips of one caption stay together."""
         rng = np.random.default_rng(seed)

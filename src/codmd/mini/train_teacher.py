@@ -26,11 +26,14 @@ from codmd.networks import LatentCodec
 
 SHARD = 100  # clips in a file of latents; stages begin at a file's beginning
 
-# The second stage is for what the first learns last: which of two objects is which (see `mini.reading`).
+# The second stage is for what the first learns last: which of two objects is which (see `mini.reading`, `mini.layout`).
 STAGES = (
     Stage(clips=24_000, steps=16_000, batch=128, rate=1.5e-3, warmup=500, decay=0.9995),
-    Stage(clips=6_000, pairs=0.7, steps=6_000, batch=16, rate=1e-3, warmup=100, decay=0.998, reading=0.1),
-)
+    Stage(
+        clips=6_000, pairs=0.7, steps=5_000, batch=16, rate=5e-4, warmup=100, decay=0.998, reading=0.1, layout=0.03,
+        shift=5.0,
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,11 @@ def assemble(out: Path, folder: Path, config: TeacherConfig) -> None:
             prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=SCHEDULE_SHIFT, num_train_timesteps=1000
         ),
     ).save_pretrained(folder)
+    for part in ("transformer", "vae"):  # diffusers notes where it loaded them from, which is nobody's business
+        path = folder / part / "config.json"
+        settings = json.loads(path.read_text())
+        settings.pop("_name_or_path", None)
+        path.write_text(json.dumps(settings, indent=2) + "\n")
     facts = {"size": [FRAMES, SIZE, SIZE], "steps": 50, "guidance": 3.5, "fps": 8, "trained": asdict(config)}
     (folder / "codmd.json").write_text(json.dumps(facts, indent=2) + "\n")
 

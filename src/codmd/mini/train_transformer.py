@@ -20,6 +20,7 @@ from codmd import flow
 from codmd.data.streams import keyed_generator
 from codmd.mini.captions import describe, held_out, sample_prior, write
 from codmd.mini.gradients import Gradients
+from codmd.mini.layout import Layout, places
 from codmd.mini.progress import SAY_EVERY, TrainingState, in_order, progress
 from codmd.mini.reading import Reading, questions
 from codmd.mini.train_vae import LATENT_CHANNELS
@@ -28,10 +29,11 @@ from codmd.mini.world import Scene, sample_scene
 from codmd.networks import TextEncoder, WanNetwork
 
 DROPPED_CAPTIONS = 0.1
-SCHEDULE_SHIFT = 3.0  # of the training times and of the stock scheduler
+SCHEDULE_SHIFT = 3.0  # of the stock scheduler, and of the times of a training where it says nothing else
 SAVE_EVERY = 1000  # steps
 SLOTS = 32  # for the tokens of a caption: every batch has the same shape
 PAIRS = 0.35  # share of clips with two objects
+Losses = tuple[Tensor, Tensor]  # what is descended, and its parts to be shown
 READING_STEPS, READING_BATCH, READING_RATE, SAME_WEIGHT = 1200, 64, 4e-3, 3.0
 
 
@@ -47,6 +49,8 @@ class Stage:
     warmup: int
     decay: float  # of the running mean of the weights
     reading: float = 0.0  # weight of the questions to the text encoder, which above 0 first learns to answer them
+    layout: float = 0.0  # weight of the questions to the transformer
+    shift: float = SCHEDULE_SHIFT  # of the times: larger is noisier
 
 
 def scene(seed: int, index: int, pairs: float = PAIRS) -> Scene:
@@ -76,7 +80,7 @@ def new_transformer() -> WanTransformer3DModel:
 
 class Examples(Dataset[tuple[Tensor, ...]]):
     """What step n of a stage learns from: clips by number, token ids, lengths and questions of their captions,
-    noise, times."""
+    their objects' places, noise, times."""
 
     def __init__(self, seed: int, number: int, stage: Stage, first: int, latent_shape: tuple[int, ...]) -> None:
         self.seed, self.number, self.stage, self.first, self.latent_shape = seed, number, stage, first, latent_shape
@@ -92,11 +96,12 @@ class Examples(Dataset[tuple[Tensor, ...]]):
         key = ("teacher", step) if self.number == 1 else ("teacher", self.number, step)
         generator = keyed_generator(self.seed, *key)
         eps = torch.randn((batch, *self.latent_shape), generator=generator)
-        t = flow.shift(torch.sigmoid(torch.randn(batch, generator=generator)), SCHEDULE_SHIFT)
+        t = flow.shift(torch.sigmoid(torch.randn(batch, generator=generator)), self.stage.shift)
         ids, lengths = self.text.tokenize(texts)
         ids = nn.functional.pad(ids, (0, SLOTS - ids.shape[1]))
         asked = torch.stack([questions(text, SLOTS) for text in texts])
-        return torch.from_numpy(index), ids, lengths, asked, eps, t
+        where = torch.stack([places(truth, not drop) for truth, drop in zip(scenes, dropped, strict=True)])
+        return torch.from_numpy(index), ids, lengths, asked, where, eps, t
 
 
 def learn_to_read(text: TextEncoder, reading: Reading, stage: Stage, seed: int, device: torch.device) -> None:
@@ -159,10 +164,11 @@ def train_transformer(
     network, text_model = WanNetwork(transformer).to(device).train(), text_model.to(device).train()
     text, reading = TextEncoder(new_tokenizer(), text_model), Reading(TEXT_WIDTH).to(device)
     learned = nn.ModuleDict({"network": network, "text": text_model})
-    others = nn.ModuleList([text_model, reading]) if stage.reading else text_model
     mean = copy.deepcopy(learned).requires_grad_(False)
+    layout = Layout(network).to(device)
+    others = nn.ModuleList([text_model, *([reading] if stage.reading else []), *([layout] if stage.layout else [])])
     optimizer = Optimizers(network, others, stage.rate)
-    modules = {"learned": learned, "mean": mean, "reading": reading}
+    modules = {"learned": learned, "mean": mean, "reading": reading, "layout": layout}
     state = TrainingState(
         out / f"stage-{number}" / "training", modules, {"muon": optimizer.muon, "adamw": optimizer.adamw}
     )
@@ -173,18 +179,18 @@ def train_transformer(
     data = Examples(seed, number, stage, first, tuple(latents.shape[1:]))
     examples = in_order(data, start, stage.steps, device)
 
-    def loss(x0: Tensor, ids: Tensor, lengths: Tensor, asked: Tensor, eps: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(x0: Tensor, ids: Tensor, lengths: Tensor, asked: Tensor, where: Tensor, eps: Tensor, t: Tensor) -> Losses:
         with torch.autocast(device.type, torch.bfloat16):
             condition = text.embed(ids, lengths)
             velocity = network.velocity(flow.add_noise(x0, eps, t), t, condition)
+            misread = reading(condition.tokens, asked) if stage.reading else condition.tokens.new_zeros(())
+            misplaced = layout(where) if stage.layout else condition.tokens.new_zeros(())
         error = (velocity.float() - flow.velocity(x0, eps)).square().mean()
-        if not stage.reading:
-            return error, torch.stack([error, torch.zeros_like(error)])
-        misread = reading(condition.tokens, asked)
-        return error + stage.reading * misread, torch.stack([error, misread])
+        wanted = error + stage.reading * misread + stage.layout * misplaced
+        return wanted, torch.stack([error, misread.float(), misplaced.float()])
 
     gradients = Gradients(loss, optimizer.parameters, device)
-    shown = torch.zeros(2, device=device)
+    shown = torch.zeros(3, device=device)
     for step, bar in progress(f"transformer, stage {number}", start, stage.steps):
         fade = min(1.0, (stage.steps - step) / (0.4 * stage.steps))  # constant, then linear to zero
         optimizer.set_rate(stage.rate * min((step + 1) / stage.warmup, fade))
@@ -198,7 +204,7 @@ def train_transformer(
             torch._foreach_lerp_(list(mean.parameters()), list(learned.parameters()), share)
             shown.lerp_(errors, max(0.01, 1 / (step - start + 1)))
         if (step + 1) % SAY_EVERY == 0 or step + 1 == stage.steps:
-            bar("flow {:.4f}, reading {:.3f}".format(*shown.tolist()))
+            bar("flow {:.4f}, reading {:.3f}, layout {:.3f}".format(*shown.tolist()))
         state.save_every(SAVE_EVERY, step + 1, stage.steps)
 
     learned.load_state_dict(mean.state_dict())

@@ -1,4 +1,4 @@
-"""Write `docs/benchmark.md`, with figures measured as it is written: `python -m codmd.evaluation.table`."""
+"""Write `docs/benchmark.md`, with figures measured as it is written: `python -m codmd.evaluation.benchmark_page`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ that applies to none of the clips is NaN, left out of the means, and named.
 The last columns were measured on {clips} clips that the renderer drew for the evaluation prompts: each measure on
 these, and on the same clips after a corruption (`codmd.mini.corruptions`). Dynamic degree is, as in VBench, the
 share of clips that move whatever their caption asks, so that it isn't 1 on the truth. Written by
-`python -m codmd.evaluation.table`.
+`python -m codmd.evaluation.benchmark_page`.
 
 | measure | group | formula | stands for | range | on the truth | corruption: value |
 | --- | --- | --- | --- | --- | ---: | --- |
