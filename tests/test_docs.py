@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,21 +17,32 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 
 
-def lines_of(page: Path) -> Iterator[str]:
-    """The command lines of a page's shell blocks, and those quoted in its text."""
-    text = page.read_text(encoding="utf-8")
-    for block in re.findall(r"```(?:sh)?\n(.*?)```", text, re.S):
+BLOCK = re.compile(r"```(?:sh)?\n(.*?)```", re.S)
+
+
+def in_blocks(text: str) -> Iterator[str]:
+    for block in BLOCK.findall(text):
         yield from block.splitlines()
-    yield from re.findall(r"`((?:codmd|make) [^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
 
 
-def words(program: str) -> list[tuple[str, ...]]:
+def in_text(text: str) -> Iterator[str]:
+    """Commands quoted in a sentence, which may leave arguments out."""
+    yield from re.findall(r"`((?:codmd|make) [^`\n]+)`", BLOCK.sub("", text))
+
+
+def words(program: str, lines_of: Callable[[str], Iterator[str]]) -> list[tuple[str, ...]]:
     """Every command of a program in the documentation, without its name."""
-    found = [shlex.split(line, comments=True) for page in PAGES for line in lines_of(page) if line.startswith(program)]
-    return sorted({tuple(args[1:]) for args in found if args[0] == program})
+    lines = [line for page in PAGES for line in lines_of(page.read_text(encoding="utf-8"))]
+    split = [shlex.split(line, comments=True) for line in lines if line.startswith(program)]
+    return sorted({tuple(args[1:]) for args in split if args[0] == program})
 
 
-@pytest.mark.parametrize("args", words("codmd"), ids=" ".join)
+@pytest.mark.parametrize("args", words("codmd", in_text), ids=" ".join)
+def test_every_command_that_is_spoken_of_exists(args: tuple[str, ...]) -> None:
+    assert cli.check_names(list(args)).startswith("codmd")
+
+
+@pytest.mark.parametrize("args", words("codmd", in_blocks), ids=" ".join)
 def test_every_command_is_understood(args: tuple[str, ...]) -> None:
     try:
         command = cli.parse(list(args))
@@ -42,7 +53,7 @@ def test_every_command_is_understood(args: tuple[str, ...]) -> None:
         assert cli.main([*args, "--dry-run"]) == 0
 
 
-@pytest.mark.parametrize("args", words("make"), ids=" ".join)
+@pytest.mark.parametrize("args", words("make", in_blocks) + words("make", in_text), ids=" ".join)
 def test_every_target_exists(args: tuple[str, ...]) -> None:
     subprocess.run(["make", "-n", *args], cwd=ROOT, check=True, capture_output=True)
 

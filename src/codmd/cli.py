@@ -83,7 +83,7 @@ def parse(args: list[str]) -> Any:
     """The command that `args` name. A mistake is one line, where tyro would draw a box."""
     if not args:
         args = ["--help"]
-    path = _check_names(args)
+    path = check_names(args)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -114,7 +114,7 @@ def _app(group: dict[str, Any]) -> SubcommandApp:
     return app
 
 
-def _check_names(args: list[str]) -> str:
+def check_names(args: list[str]) -> str:
     """The command that is meant. An unknown command or flag is refused, and the nearest known one named."""
     group: Any = GROUPS
     path = "codmd"
