@@ -17,12 +17,13 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 
 
-BLOCK = re.compile(r"```(?:sh)?\n(.*?)```", re.S)
+BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.S)
 
 
 def in_blocks(text: str) -> Iterator[str]:
-    for block in BLOCK.findall(text):
-        yield from block.splitlines()
+    for language, block in BLOCK.findall(text):
+        if language in ("", "sh"):
+            yield from block.splitlines()
 
 
 def in_text(text: str) -> Iterator[str]:
