@@ -30,7 +30,7 @@ def test_a_quick_demo_makes_a_page_and_a_second_one_makes_nothing_again(
     assert [c["name"] for c in results["columns"]] == ["Teacher", "DMD", "CoDMD"]
     assert [c["evaluations"] for c in results["columns"]] == [8, 4, 4]
     assert [c["updates"] for c in results["columns"]] == [None, 2, 2]
-    assert {c["title"] for c in results["curves"]} >= {"Total", "Colour"}
+    assert {c["title"] for c in results["curves"]} >= {"Total", "Dynamic degree", "Imaging quality"}
     assert all(len(points) == 3 for c in results["curves"] for points in c["lines"].values())
     said = capsys.readouterr().out
     assert "[1/6]" in said and "[6/6]" in said and "left in all" in said and str(page.resolve()) in said

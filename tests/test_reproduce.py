@@ -14,6 +14,7 @@ from codmd.errors import UserError
 from codmd.evaluation import MEASURES, totals
 from codmd.recipe import diff
 from codmd.reproduce import VARIANTS, Plan, run, work
+from codmd.reproduce.figures import CURVES
 from codmd.reproduce.statistics import bootstrap_total, over_seeds, t_quantile, total_of
 
 QUICK = (
@@ -146,6 +147,7 @@ def test_a_part_is_run_reported_as_a_part_and_gone_on_with(
     results = json.loads((out / "results" / "dmd-seed0.json").read_text())
     assert [c["step"] for c in results["checkpoints"]] == [1, 2]
     assert len(results["curve"]) == 3 and results["student_updates"] == 2
+    assert {"total", "dynamic_degree", "imaging_quality"} <= set(CURVES) & set(results["curve"][0])
     # At equal weights DMD's and CoDMD's first steps see the same student: what is paired starts as one.
     first = {v: (out / "runs" / f"{v}-seed0" / "metrics.jsonl").read_text() for v in ("dmd", "codmd")}
     at_start = {v: json.loads(t.splitlines()[0]) for v, t in first.items()}

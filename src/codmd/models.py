@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from codmd.errors import UserError
-from codmd.networks import GuidedTeacher, Pipeline, TextCondition, WanNetwork, load_pipeline
+from codmd.networks import GuidedTeacher, Pipeline, TextCondition, WanNetwork, load_pipeline, quiet_loading
 
 EXPECTED = (
     'expected "mini", a folder with a Wan pipeline (model_index.json), '
@@ -152,7 +152,8 @@ def _load_student(ref: str, folder: Path) -> Model:
     check_weights(folder / "student")
     teacher = _load_base(file, base)
     try:
-        transformer = WanTransformer3DModel.from_pretrained(folder / "student", local_files_only=True)
+        with quiet_loading(folder / "student"):
+            transformer = WanTransformer3DModel.from_pretrained(folder / "student", local_files_only=True)
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{folder / 'student'} cannot be loaded as a WanTransformer3DModel: {reason}") from error

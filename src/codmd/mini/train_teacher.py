@@ -30,7 +30,7 @@ SHARD = 100  # clips in a file of latents; stages begin at a file's beginning
 STAGES = (
     Stage(clips=24_000, steps=16_000, batch=128, rate=1.5e-3, warmup=500, decay=0.9995),
     Stage(
-        clips=6_000, pairs=0.7, steps=5_000, batch=16, rate=5e-4, warmup=100, decay=0.998, reading=0.1, layout=0.03,
+        clips=6_000, pairs=0.7, steps=4_000, batch=16, rate=5e-4, warmup=100, decay=0.998, reading=0.1, layout=0.03,
         shift=5.0,
     ),
 )  # fmt: skip

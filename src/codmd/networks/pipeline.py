@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import diffusers
+import transformers
 from diffusers import WanPipeline
 
 from codmd.errors import UserError
@@ -14,6 +18,7 @@ from codmd.networks.text import TextEncoder
 from codmd.networks.vae import LatentCodec
 from codmd.networks.wan import WanNetwork
 
+LARGE = 1e9  # bytes of a folder from which on loading is worth a progress bar
 NATIVE_SIZE = (81, 480, 832)  # frames, height, width of Wan2.1 at 480p
 
 
@@ -45,7 +50,8 @@ def load_pipeline(folder: str | Path) -> Pipeline:
         what = "no such folder" if not folder.exists() else "it has no model_index.json"
         raise UserError(f"{folder} is not a diffusers pipeline folder ({what}); give a Wan2.1 folder or 'mini'")
     try:
-        stock = WanPipeline.from_pretrained(folder, local_files_only=True)
+        with quiet_loading(folder):
+            stock = WanPipeline.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # diffusers, transformers and safetensors each raise their own
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{folder} cannot be loaded as a WanPipeline: {reason}") from error
@@ -61,3 +67,18 @@ def load_pipeline(folder: str | Path) -> Pipeline:
         scheduler=stock.scheduler,
         size=size,  # type: ignore[arg-type]
     )
+
+
+@contextmanager
+def quiet_loading(folder: Path) -> Iterator[None]:
+    """Without the libraries' own progress bars where there is nothing to wait for."""
+    if sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) > LARGE:
+        yield
+        return
+    for library in (diffusers.utils.logging, transformers.utils.logging):
+        library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for library in (diffusers.utils.logging, transformers.utils.logging):
+            library.enable_progress_bar()

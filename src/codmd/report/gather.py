@@ -26,11 +26,11 @@ from codmd.video import encode_mp4
 NAMES = {"teacher": "Teacher", "dmd": "DMD", "codmd": "CoDMD"}
 CURVES = {
     "total": ("Total", "more is better"),
-    "dynamic degree": ("Dynamic degree", "as much as the teacher"),
-    "saturation error": ("Colour-saturation error", "nearer to 0 is better"),
-    "human action": ("Human action: the motion asked for", "more is better"),
+    "dynamic_degree": ("Dynamic degree", "as much as the teacher"),
+    "saturation_error": ("Colour-saturation error", "nearer to 0 is better"),
+    "human_action": ("Human action: the motion asked for", "more is better"),
     "color": ("Colour", "more is better"),
-    "imaging quality": ("Imaging quality", "more is better"),
+    "imaging_quality": ("Imaging quality", "more is better"),
 }
 
 

@@ -13,11 +13,11 @@ from codmd.video import replacing
 
 CURVES = {
     "total": "Total",
-    "dynamic degree": "Dynamic degree",
-    "human action": "Human action: the motion asked for",
+    "dynamic_degree": "Dynamic degree",
+    "human_action": "Human action: the motion asked for",
     "color": "Colour",
-    "saturation error": "Saturation error (0 is right)",
-    "imaging quality": "Imaging quality",
+    "saturation_error": "Saturation error (0 is right)",
+    "imaging_quality": "Imaging quality",
 }
 LOOKS = {  # dark to light, so that the order survives in grey
     "dmd": ("#000000", "-", "o"), "codmd": ("#b3001b", "-", "s"), "batch": ("#1f5fa8", "--", "^"),
