@@ -1,6 +1,6 @@
 # demo   the whole story: two students distilled, measured, and a page that shows it
 # test   the tests
-# check  what continuous integration runs: lint, format, types, every test
+# check  what continuous integration runs: lint, format, types, every test but the slow evidence
 # bench  ratios, measured in one run
 #
 # Each target makes the virtual environment itself when it is missing, and renews it when the

@@ -18,8 +18,8 @@ from bench.memory import peak
 from bench.timing import Ratio
 from bench.training import codmd_against_dmd, step_against_passes, trainer
 from codmd.errors import UserError
+from codmd.files import write_whole
 from codmd.models import load_model
-from codmd.video import write_whole
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from bench.timing import Ratio, Timed, paired_ratio
 from codmd.evaluation import evaluation_prompts
 from codmd.models import Model
-from codmd.networks import TextCondition
+from codmd.networks import TextCondition, TextEncoder
 from codmd.recipe import load_recipe
 from codmd.sampling import Settings, generate_latents, to_frames
 
 
-class Encoded:
+class Encoded(TextEncoder):
     """A text encoder that has encoded everything before: what is timed is denoising only."""
 
-    def __init__(self, encoder: Any, prompts: Sequence[str]) -> None:
-        self.model = encoder.model
+    def __init__(self, encoder: TextEncoder, prompts: Sequence[str]) -> None:
+        super().__init__(encoder.tokenizer, encoder.model)
         self._known = {prompt: encoder.encode([prompt]) for prompt in prompts}
 
     def encode(self, prompts: Sequence[str], batch: int = 64) -> TextCondition:
@@ -58,5 +57,5 @@ def student_against_teacher(base: Model, rounds: int, clips: int, steps: int | N
         return paired_ratio(lambda _: make(model, of_teacher), lambda _: make(student, Settings.of(student)), rounds)
 
     text = Encoded(base.pipeline.text, [*prompts, recipe.negative_prompt, base.defaults.negative_prompt])
-    alone = replace(base, pipeline=replace(base.pipeline, text=text))  # type: ignore[arg-type]
+    alone = replace(base, pipeline=replace(base.pipeline, text=text))
     return {"denoising": measure(alone, decode=False), "whole": measure(base, decode=True)}

@@ -2,7 +2,7 @@
 
 A process's resident size depends on what the C allocator gives back and when; the profiler instead hears of every
 tensor's storage as it comes and goes, so that the peak is exact, the same each time, and free of whatever else the
-machine does. What is alive before the step (weights, moments, prompts' embeddings) is counted by walking it.
+machine does. What is alive before the step (weights, buffers, moments) is counted by walking it.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -33,10 +34,10 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         ("sample mini --promt=x", 'unknown option "--promt", did you mean "--prompt"?'),
         ("distill", "RECIPE"),
         ("sample mini --seeds", "--seeds"),
-        (
-            "sample mini --seeds many",
-            "invalid literal for int() with base 10: 'many'; see codmd sample --help",
-        ),
+        ("sample mini --seeds many", 'error: --seeds: expected a whole number, got "many"; see codmd sample --help'),
+        ("sample mini --guidance abc", 'error: --guidance: expected a number, got "abc"; see codmd sample --help'),
+        ("reproduce --budget=x", 'error: --budget: expected a number, got "x"; see codmd reproduce --help'),
+        ("sample mini --steps 2.5", 'error: --steps: expected a whole number, got "2.5"; see codmd sample --help'),
         ("sample mini and", "error: Unrecognized options: and; see codmd sample --help"),
         ("distill mimi --dry-run", 'no recipe is called "mimi", did you mean "mini"?'),
         ("distill none.toml --dry-run", "none.toml: no such file"),
@@ -94,7 +95,7 @@ def test_repeated_options_are_collected() -> None:
 def test_each_command_makes_one_call_that_its_function_takes(
     args: str, module: str, function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = pytest.importorskip(module)
+    target = importlib.import_module(module)
     call = create_autospec(getattr(target, function))  # refuses arguments that the function doesn't take
     monkeypatch.setattr(target, function, call)
     assert main(args.split()) == 0
@@ -120,6 +121,12 @@ def test_each_command_makes_one_call_that_its_function_takes(
             2,
             "error: no permission to read or write (runs)",
         ),
+        (
+            NotADirectoryError(errno.ENOTDIR, "Not a directory", "README.md/x"),
+            2,
+            "error: a file where a folder should be, or the other way round (README.md/x): choose",
+        ),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "xx"), 2, "error: a name that is too long"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
 )
@@ -140,6 +147,17 @@ def test_what_a_person_can_mend_ends_with_its_code(
     monkeypatch.setenv("CODMD_TRACEBACK", "1")
     with pytest.raises(type(error)):
         main(["demo"])
+
+
+def test_a_reader_that_has_read_enough_is_no_error(tmp_path: Path) -> None:
+    program = "import sys; from codmd import cli, commands\n"
+    program += "commands.MiniPath.run = lambda self: [print('x' * 1000) for _ in range(10_000)]\n"
+    program += "sys.exit(cli.main(['mini', 'path']))"
+    made = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert made.stdout is not None and made.stderr is not None
+    made.stdout.readline()
+    made.stdout.close()
+    assert made.stderr.read() == b"" and made.wait() == 0
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

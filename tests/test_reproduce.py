@@ -169,6 +169,13 @@ def test_a_part_is_run_reported_as_a_part_and_gone_on_with(
     assert "4 of 28 runs are done" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"that run was another \(train.batch: 2 -> 3\)"):
         run(**{**how, "overrides": (*how["overrides"], "train.batch=3")}, seeds=1, only=("dmd",))
+    with pytest.raises(UserError, match=r"that run was another \(prompts: 2 -> 1\)"):  # though batch has none yet
+        run(**{**how, "prompts": 1}, only=("batch",), seeds=1)
+    assert not (out / "runs" / "batch-seed0").exists()
+    facts = json.loads((out / "teacher.json").read_text())
+    (out / "teacher.json").write_text(json.dumps({**facts, "sha256": "of other weights"}))
+    with pytest.raises(UserError, match="another teacher"):
+        run(**how, only=("dmd",), seeds=1)
 
 
 def test_a_lock_lets_one_in(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import tiny
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 
-from codmd import mini, sampling
+from codmd import sampling
 from codmd.errors import UserError
 from codmd.models import load_model
 from codmd.sampling import Settings, generate_latents, noise_of, sample
@@ -140,11 +140,32 @@ def test_any_prompt_makes_a_safe_file(student_folder: Path, tmp_path: Path, prom
     assert json.loads(path.with_suffix(".json").read_text())["prompt"] == prompt
 
 
-@pytest.mark.skipif(not (mini.path() / "model_index.json").is_file(), reason="the miniature is not trained yet")
 def test_the_miniature_says_how_it_is_sampled() -> None:
     defaults = load_model("mini").defaults
     assert (defaults.steps, defaults.guidance, defaults.fps) == (50, 3.5, 8)
     assert (defaults.frames, defaults.height, defaults.width) == (17, 64, 64)
+
+
+@pytest.mark.parametrize("part", ["transformer", "text_encoder", "vae", "scheduler", "tokenizer"])
+def test_whatever_decides_how_a_clip_looks_is_in_the_models_hash(
+    part: str, teacher_folder: Path, student_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(teacher_folder, tmp_path / "teacher")
+    student = shutil.copytree(student_folder, tmp_path / "student")
+    facts = json.loads((student / "sampling.json").read_text())
+    (student / "sampling.json").write_text(json.dumps({**facts, "base": str(folder)}))
+    before = load_model(folder).sha256, load_model(student).sha256
+    assert before == (load_model(teacher_folder).sha256, load_model(student_folder).sha256)  # wherever it lies
+    file = max((folder / part).iterdir(), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    if file.suffix == ".json":
+        content += b"\n"
+    else:
+        content[-1] ^= 1
+    file.write_bytes(content)
+    after = load_model(folder).sha256, load_model(student).sha256
+    assert after[0] != before[0]
+    assert (after[1] != before[1]) == (part != "transformer")  # a student has a transformer of its own
 
 
 # ---- what people get wrong -----------------------------------------------------------------------
@@ -205,6 +226,25 @@ def test_models_that_are_damaged(teacher_folder: Path, student_folder: Path, tmp
         refused(lambda broken=broken: load_model(broken), str(file.parent), "safetensors")
 
 
+def test_a_pipelines_facts_that_are_damaged(teacher_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(teacher_folder, tmp_path / "teacher")
+    for content, word in (
+        ('{"size": [5, 32', "JSON"),
+        ('{"size": [5, 32]}', "size"),
+        ('{"size": [5, 32, 32], "steps": "50"}', "steps: expected a whole number"),
+    ):
+        (folder / "codmd.json").write_text(content)
+        refused(lambda: load_model(folder), "codmd.json", word)
+    (folder / "codmd.json").write_text('{"fps": 8}')  # what it leaves out is Wan's own
+    assert load_model(folder).defaults.frames == 81 and load_model(folder).defaults.fps == 8
+
+
+def test_another_scale_is_another_file(student_folder: Path, tmp_path: Path) -> None:
+    paths = [sampling.run(str(student_folder), prompts=["a"], seeds=1, out=tmp_path, scale=n)[0] for n in (1, 2)]
+    assert paths[0] != paths[1]
+    assert [json.loads(path.with_suffix(".json").read_text())["magnified"] for path in paths] == [1, 2]
+
+
 def test_students_whose_facts_do_not_fit(student_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(student_folder, tmp_path / "student")
     file = tmp_path / "student" / "sampling.json"
@@ -218,6 +258,7 @@ def test_students_whose_facts_do_not_fit(student_folder: Path, tmp_path: Path) -
     refused(with_facts(steps=[0.5, 1.0]), "sampling.json", "falling times")
     refused(with_facts(steps=[]), "sampling.json")
     refused(with_facts(kind="other"), "sampling.json")
+    refused(with_facts(frames="17"), "sampling.json", "frames: expected a whole number")
     file.write_text("{")
     refused(lambda: load_model(tmp_path / "student"), "sampling.json", "JSON")
 

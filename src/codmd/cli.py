@@ -1,13 +1,13 @@
 """The command line: parse, run, and turn what a person can mend into one line.
 
-Exit codes: 0 done; 2 something the person can mend (one line on stderr, no traceback); 130 interrupted;
-1 a mistake of ours, with its traceback. CODMD_TRACEBACK=1 shows the traceback in every case.
+Exit codes: 0 done; 2 something the person can mend (one line on stderr, no traceback); 3 a training whose losses or
+gradients stayed non-finite; 130 interrupted, 143 terminated; 1 a mistake of ours, with its traceback.
+CODMD_TRACEBACK=1 shows the traceback in every case.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import os
 import re
@@ -20,9 +20,9 @@ from typing import Any
 from tyro.extras import SubcommandApp
 
 from codmd import __version__, commands
-from codmd.errors import UserError
+from codmd.errors import UserError, exit_code, explain
 
-DONE, FAULT, INTERRUPTED = 0, 2, 130
+DONE, INTERRUPTED = 0, 130
 
 GROUPS: dict[str, Any] = {
     "demo": commands.Demo,
@@ -53,27 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:  # whoever read has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
     except Exception as error:
         message = explain(error)
         if message is None or os.environ.get("CODMD_TRACEBACK") == "1":
             raise
         print(f"error: {message}", file=sys.stderr)
-        return FAULT
-
-
-def explain(error: Exception) -> str | None:
-    """One line for what a person can mend; None for what is a mistake of ours."""
-    if isinstance(error, UserError):
-        return " ".join(str(error).split())
-    if isinstance(error, OSError):
-        place = f" ({error.filename})" if error.filename else ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return f"the disk is full{place}: free some space, then run the same command again"
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            return f"no permission to read or write{place}: choose another folder, or change its permissions"
-    if "No space left on device" in str(error):  # what safetensors makes of ENOSPC
-        return "the disk is full: free some space, then run the same command again"
-    return None
+        return exit_code(error)
 
 
 # ---- parsing -------------------------------------------------------------------------------------
@@ -100,8 +88,13 @@ def _one_line(box: str) -> str:
     # The frame is drawn with lines, or with ASCII where the terminal cannot show them.
     plain = re.sub(r"^[╭│╰+|]|[╮│╯+|]$|[─-]{5,}", " ", plain, flags=re.MULTILINE)
     _, _, body = plain.strip().partition("\n")
-    body = re.split(r"Argument helptext|For full helptext", body)[0]
-    return " ".join(body.split()).rstrip(".") or "the command line was not understood"
+    body = " ".join(re.split(r"Argument helptext|For full helptext", body)[0].split()).rstrip(".")
+    not_a_number = re.search(r"(?:literal for int\(\) with base 10|string to float): '([^']*)'", body)
+    if not_a_number:
+        flag = body.removeprefix("Error parsing ").partition(":")[0]
+        expected = "a whole number" if "int()" in not_a_number[0] else "a number"
+        return f'{flag}: expected {expected}, got "{not_a_number[1]}"'
+    return body or "the command line was not understood"
 
 
 def _app(group: dict[str, Any]) -> SubcommandApp:

@@ -125,7 +125,7 @@ class DataConfig:
     """Where the training prompts come from."""
 
     prompts: str  # "mini", or a file of prompts
-    count: int | None = None  # None: all of them
+    count: int | None = None  # None: all of a file's; of "mini" as many as the run needs, up to 4,096
     held_out_seed: int = 0  # draws the prompts that are never trained on
 
     def __post_init__(self) -> None:

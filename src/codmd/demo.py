@@ -19,16 +19,17 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+import codmd
 from codmd.console import clock, meter
 from codmd.engine.distill import distill
 from codmd.errors import UserError
 from codmd.evaluation import MiniScores, evaluation_prompts, score
+from codmd.files import replacing, write_whole
 from codmd.models import Model, load_model
 from codmd.recipe import load_recipe, to_toml
 from codmd.report import DemoResult, write_page
 from codmd.report.gather import NAMES, Samples, as_json, column, commands, curves, facts, shots
 from codmd.sampling import Settings, generate_latents, identity, to_frames
-from codmd.video import replacing, write_whole
 
 STUDENTS = ("dmd", "codmd")
 BATCH = 16
@@ -52,11 +53,13 @@ GUESS = {"teacher": 85, "dmd": 120, "codmd": 120, "students": 45, "measures": 40
 
 
 class Parts:
-    """Says which part begins and how long all of it will take; remembers what each part took."""
+    """Says which part begins and how long all of it will take; adds up what each part took, over all sittings."""
 
-    def __init__(self, out: Path) -> None:
-        self.file = out / "timings.json"
-        self.took: dict[str, float] = json.loads(self.file.read_text()) if self.file.is_file() else {}
+    def __init__(self, out: Path, name: str) -> None:
+        self.file = out / f"timings-{name}.json"
+        known = json.loads(self.file.read_text()) if self.file.is_file() else {}
+        self.took: dict[str, float] = known.get("seconds", {})
+        self.done: list[str] = known.get("done", [])
         self.guessed = self.spent = 0.0
         self.left = dict(GUESS)
 
@@ -66,14 +69,22 @@ class Parts:
         number = len(GUESS) - len(self.left) + 1
         about = clock(pace * sum(self.left.values()))
         print(f"[{number}/{len(GUESS)}] {what} (about {about} left in all)", flush=True)
-        begun = time.monotonic()
-        yield
-        spent = time.monotonic() - begun
-        guess = self.left.pop(name)
-        if spent > 0.2 * guess or name not in self.took:  # not one that was there already
-            self.took[name] = max(spent, self.took.get(name, 0.0))
+        begun, guess = time.monotonic(), self.left.pop(name)
+        try:
+            yield
+        except BaseException:
+            self._note(name, time.monotonic() - begun)
+            raise
+        if name not in self.done:  # what was there already says nothing of the pace
+            spent = time.monotonic() - begun
             self.guessed, self.spent = self.guessed + guess, self.spent + spent
-            write_whole(self.file, json.dumps(self.took, indent=1).encode())
+            self.done.append(name)
+            self._note(name, spent)
+
+    def _note(self, name: str, spent: float) -> None:
+        """What was interrupted and gone on with took both sittings."""
+        self.took[name] = self.took.get(name, 0.0) + spent
+        write_whole(self.file, json.dumps({"seconds": self.took, "done": self.done}, indent=1).encode())
 
 
 def run(*, out: Path, quick: bool = False, seed: int = 0, base: str = "mini") -> Path:
@@ -98,7 +109,7 @@ def run(*, out: Path, quick: bool = False, seed: int = 0, base: str = "mini") ->
     captions = [caption for caption in evaluation_prompts(scale.prompts) for _ in range(scale.seeds)]
     seeds = [s for _ in range(scale.prompts) for s in range(scale.seeds)]
     out.mkdir(parents=True, exist_ok=True)
-    parts = Parts(out)
+    parts = Parts(out, f"seed{seed}{'-quick' if quick else ''}")
 
     samples: dict[str, Samples] = {}
     with parts.part("teacher", f"{len(captions)} clips by the teacher"):
@@ -129,7 +140,7 @@ def run(*, out: Path, quick: bool = False, seed: int = 0, base: str = "mini") ->
         page = DemoResult(
             columns=tuple(column(name, samples[name], scores, models[name], settings) for name in models),
             shots=tuple(shots(samples, scores, captions, seeds, teacher.defaults.fps)),
-            curves=curves(runs, out / "reference"),
+            curves=curves(runs, result.teacher),
             frames=settings.frames,
             fps=teacher.defaults.fps,
             facts=facts(recipes["dmd"], teacher, scale.prompts, scale.seeds, parts.took),
@@ -179,7 +190,7 @@ def sample(out: Path, name: str, model: Model, settings: Settings, captions: lis
 
 def measure(out: Path, name: str, samples: Samples, captions: list[str]) -> MiniScores:
     """The oracle's reading of a model's clips, from disk where it is there."""
-    path = out / "scores" / f"{name}-{samples.key}.json"
+    path = out / "scores" / f"{name}-{samples.key}-{codmd.__version__}.json"
     if path.is_file():
         return MiniScores.load(path)
     with meter(f"{name}: measures", len(captions)) as advance:

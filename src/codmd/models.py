@@ -9,20 +9,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from codmd.errors import UserError
+from codmd.files import read_json_object
 from codmd.networks import GuidedTeacher, Pipeline, TextCondition, WanNetwork, load_pipeline, quiet_loading
+from codmd.networks.pipeline import FACTS
+from codmd.schema import from_mapping
 
 EXPECTED = (
     'expected "mini", a folder with a Wan pipeline (model_index.json), '
     "a student (sampling.json and student/), or the folder of a run"
 )
+
+
+SURROUNDINGS = ("scheduler", "text_encoder", "tokenizer", "vae")
+"""What a pipeline folder holds beside its transformer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +62,13 @@ class Model:
 
     @cached_property
     def sha256(self) -> str:
-        """One hash over the transformer's weight files."""
+        """One hash over every file that decides what it makes: its transformer, and its base's other parts."""
         digest = hashlib.sha256()
-        for path in sorted(weights_folder(self.folder, self.kind).glob("*.safetensors")):
-            with path.open("rb") as handle:
-                digest.update(hashlib.file_digest(handle, "sha256").digest())
+        for folder in (weights_folder(self.folder, self.kind), *(self.pipeline.folder / part for part in SURROUNDINGS)):
+            for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+                with path.open("rb") as handle:
+                    content = hashlib.file_digest(handle, "sha256").hexdigest()
+                digest.update(f"{folder.name}/{path.relative_to(folder).as_posix()} {content}\n".encode())
         return digest.hexdigest()
 
     def guided(self, scale: float, negative_prompt: str = "") -> GuidedTeacher:
@@ -101,6 +112,16 @@ def resolve(ref: str) -> Path:
     raise UserError(f"{ref}: no model in this folder; " + (f"did you mean {near}?" if near else EXPECTED))
 
 
+def with_shift(model: Model, shift: float | None) -> Model:
+    """A teacher whose own sampling has another time shift; the model as it is where none is asked for."""
+    if shift is None:
+        return model
+    scheduler = model.pipeline.scheduler
+    key = "flow_shift" if "flow_shift" in scheduler.config else "shift"
+    scheduler = type(scheduler).from_config(scheduler.config, **{key: shift})
+    return replace(model, pipeline=replace(model.pipeline, scheduler=scheduler))
+
+
 def weights_folder(folder: Path, kind: str) -> Path:
     """Where the transformer's own files lie."""
     return folder / ("transformer" if kind == "teacher" else "student")
@@ -112,7 +133,7 @@ def check_weights(folder: Path) -> None:
         raise UserError(f"{folder}: no such folder; the model is not complete, copy it again")
     found = sorted(folder.glob("*.safetensors"))
     for index in folder.glob("*.safetensors.index.json"):
-        shards = set(_read_json(index).get("weight_map", {}).values())
+        shards = set(read_json_object(index).get("weight_map", {}).values())
         for name in sorted(shards - {path.name for path in found}):
             raise UserError(f"{folder / name}: missing, though {index.name} lists it; copy the model again")
     if not found:
@@ -128,6 +149,9 @@ def _load_teacher(ref: str, folder: Path) -> Model:
     for name in ("transformer", "text_encoder", "vae"):
         check_weights(folder / name)
     pipeline = load_pipeline(folder)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for module in (pipeline.network, pipeline.text.model, pipeline.codec.vae):
+        module.to(device)
     return Model(
         ref=ref,
         kind="teacher",
@@ -142,7 +166,7 @@ def _load_student(ref: str, folder: Path) -> Model:
     from diffusers import WanTransformer3DModel
 
     file = folder / "sampling.json"
-    facts = _read_json(file)
+    facts = read_json_object(file)
     times, base = facts.get("steps") or [], facts.get("base")
     if facts.get("kind") != "student" or not _is_step_list(times) or not isinstance(base, str):
         raise UserError(
@@ -167,13 +191,14 @@ def _load_student(ref: str, folder: Path) -> Model:
             )
     own = {key: facts[key] for key in ("guidance", "frames", "height", "width") if facts.get(key) is not None}
     defaults = {**vars(teacher.defaults), "guidance": 1.0, "steps": len(times), **own}
+    network = WanNetwork(transformer).to(next(teacher.network.parameters()).device)
     return Model(
         ref=ref,
         kind="student",
         folder=folder,
         pipeline=teacher.pipeline,
-        network=WanNetwork(transformer),
-        defaults=Defaults(**defaults),
+        network=network,
+        defaults=from_mapping(Defaults, defaults, str(file)),
         times=tuple(float(t) for t in times),
         about=facts,
     )
@@ -191,11 +216,10 @@ def _load_base(file: Path, base: str) -> Model:
 def _defaults(pipeline: Pipeline) -> Defaults:
     """`codmd.json` in the folder may say how its model is sampled; without it, as Wan2.1 is."""
     frames, height, width = pipeline.size
-    file = pipeline.folder / "codmd.json"
-    facts = _read_json(file) if file.is_file() else {}
     names = ("steps", "guidance", "fps", "negative_prompt")
-    own = {name: facts[name] for name in names if name in facts}
-    return Defaults(frames=frames, height=height, width=width, **own)
+    own = {name: pipeline.facts[name] for name in names if name in pipeline.facts}
+    said = {"frames": frames, "height": height, "width": width, **own}
+    return from_mapping(Defaults, said, str(pipeline.folder / FACTS))
 
 
 # ---- looking around ------------------------------------------------------------------------------
@@ -228,18 +252,6 @@ def _is_step_list(times: object) -> bool:
     return all(0 < t <= 1 for t in times) and all(a > b for a, b in pairwise(times))
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        facts = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{file}: no such file; {EXPECTED}") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file}: cannot be read as JSON ({error}); copy the model again") from None
-    if not isinstance(facts, dict):
-        raise UserError(f"{file}: expected a JSON object, got {json.dumps(facts)[:60]}")
-    return facts
-
-
 def _check_safetensors(path: Path) -> None:
     """The header says how long the file is: 8 bytes of length, the header, then the last tensor's end."""
     size = path.stat().st_size
@@ -263,7 +275,7 @@ def _checkpoint_of_run(folder: Path) -> Path | None:
     """The checkpoint that a run has chosen, else its latest."""
     chosen = folder / "chosen.json"
     if chosen.is_file():
-        names = [str(_read_json(chosen).get("checkpoint", ""))]
+        names = [str(read_json_object(chosen).get("checkpoint", ""))]
     else:
         names = sorted((path.name for path in folder.glob("checkpoints/step-*")), reverse=True)
     found = [folder / "checkpoints" / Path(name).name for name in names]

@@ -25,7 +25,7 @@ from codmd.models import Model, load_model
 from codmd.networks import TextCondition
 from codmd.networks.wan import NETWORK_TIME
 from codmd.rollout import rollout
-from codmd.video import file_stem, finished, write_clip
+from codmd.video import file_stem, finished, magnification, write_clip
 
 Latents = Float[Tensor, "clips channels latent_frames latent_height latent_width"]
 Videos = UInt8[np.ndarray, "clips frames height width 3"]
@@ -210,15 +210,26 @@ def _make(
         for prompt, seed, frames in zip(some_prompts, some_seeds, videos, strict=True):
             path = None
             if out is not None:
-                about = describe(model, settings, prompt, seed)
-                stem = file_stem(prompt, seed, identity(model, settings))
+                about = describe(model, settings, prompt, seed) | {"magnified": magnified(settings, scale)}
+                stem = stem_of(model, settings, scale, prompt, seed)
                 path = write_clip(out, stem, frames, about, fps=model.defaults.fps, scale=scale)
             yield Clip(prompt=prompt, seed=seed, frames=frames, path=path)
 
 
 def identity(model: Model, settings: Settings) -> dict[str, Any]:
     """What, beside prompt and seed, decides how a clip looks."""
-    return {**vars(settings), "model_sha256": model.sha256, "times": model.times}
+    own = model.times if model.times is not None else dict(model.pipeline.scheduler.config)
+    return {**vars(settings), "model_sha256": model.sha256, "sampler": own}
+
+
+def magnified(settings: Settings, scale: int | None) -> int:
+    """How many times each pixel is drawn in each direction in a clip's file."""
+    return magnification(settings.height, settings.width) if scale is None else scale
+
+
+def stem_of(model: Model, settings: Settings, scale: int | None, prompt: str, seed: int) -> str:
+    """The name of a clip's file, which another model, setting or scale does not share."""
+    return file_stem(prompt, seed, {**identity(model, settings), "magnified": magnified(settings, scale)})
 
 
 def describe(model: Model, settings: Settings, prompt: str, seed: int) -> dict[str, Any]:
@@ -286,9 +297,8 @@ def run(
         raise UserError(f"{out}: a file; --out needs a folder")
     model = load_model(ref)
     settings = Settings.of(model, steps=steps, guidance=guidance, frames=frames, height=height, width=width)
-    key = identity(model, settings)
     pairs = [(p, s) for p in _clean(asked) for s in range(seed0, seed0 + seeds)]
-    stems = {pair: file_stem(*pair, key) for pair in pairs}
+    stems = {pair: stem_of(model, settings, scale, *pair) for pair in pairs}
     todo = [pair for pair in pairs if not finished(out, stems[pair])]
     paths = [out / f"{stem}.mp4" for stem in stems.values()]
     if dry_run:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
@@ -11,7 +10,7 @@ import re
 import subprocess
 import tempfile
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from codmd.errors import UserError
+from codmd.files import write_whole
 
 Frames = UInt8[np.ndarray, "frames height width 3"]
 
@@ -100,23 +100,3 @@ def write_clip(
 def finished(folder: Path, stem: str) -> bool:
     """Whether `write_clip` has been through with this one."""
     return (folder / f"{stem}.mp4").is_file() and (folder / f"{stem}.json").is_file()
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """The whole file or no file: written aside, synced, renamed."""
-    with replacing(path) as aside:
-        aside.write_bytes(content)
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of `path` once all went well and is gone otherwise."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.writing")
-    try:
-        yield aside
-        with aside.open("rb") as handle:
-            os.fsync(handle.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)

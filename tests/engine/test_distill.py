@@ -12,12 +12,12 @@ import pytest
 import torch
 from engine_runs import runs
 
+from codmd.cli import main
 from codmd.engine import checkpoint
 from codmd.engine import distill as engine
 from codmd.engine.distill import distill
-from codmd.engine.guard import NON_FINITE_EXIT
 from codmd.engine.tracking import read_json_lines
-from codmd.errors import UserError
+from codmd.errors import NON_FINITE, UserError
 from codmd.models import load_model
 from codmd.recipe import load_recipe, to_toml
 from codmd.sampling import generate_latents
@@ -124,6 +124,50 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 
 
+def test_it_does_not_go_on_with_another_teacher_of_the_same_name(tmp_path: Path) -> None:
+    recipe = runs.recipe("train.iterations=1")
+    assert distill(recipe, tmp_path / "run", base=runs.base()).teacher == {}
+    other = runs.base()
+    other.__dict__["sha256"] = "0" * 64  # what a teacher with other weights says of itself
+    with pytest.raises(UserError, match=r"the teacher's weights have changed.*--allow-changes"):
+        distill(recipe, tmp_path / "run", base=other)
+    assert distill(recipe, tmp_path / "run", base=other, allow_changes=True).iterations == 1
+
+
+def test_it_does_not_go_on_with_other_prompts_in_the_same_file(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a circle\na square\n")
+    recipe = runs.recipe("train.iterations=1", f"data.prompts={prompts}")
+    distill(recipe, tmp_path / "run")
+    prompts.write_text("a circle\na triangle\n")
+    with pytest.raises(UserError, match=r"the prompts have changed since"):
+        distill(recipe, tmp_path / "run")
+    assert distill(recipe, tmp_path / "run", allow_changes=True).iterations == 1
+
+
+def test_a_recipe_that_a_person_wrote_is_not_written_over(tmp_path: Path) -> None:
+    recipe = runs.recipe("train.iterations=1")
+    written = "# mine\n" + to_toml(recipe)
+    (tmp_path / "recipe.toml").write_text(written)
+    with pytest.raises(UserError, match="no checkpoint to go on from"):
+        distill(recipe, tmp_path)
+    assert (tmp_path / "recipe.toml").read_text() == written
+
+
+def test_a_run_that_died_before_its_first_checkpoint_begins_its_curve_anew(tmp_path: Path) -> None:
+    recipe = runs.recipe(*CURVE, "train.iterations=2")
+
+    def die(record: dict[str, Any]) -> None:
+        raise RuntimeError("a crash")
+
+    with pytest.raises(RuntimeError, match="a crash"):
+        distill(recipe, tmp_path / "run", score=runs.score, on_step=die)
+    assert not checkpoint.committed(tmp_path / "run")
+    distill(recipe, tmp_path / "run", score=runs.score)
+    curve = read_json_lines(tmp_path / "run" / "learning_curve.jsonl")
+    assert [point["step"] for point in curve] == [0, 2]
+
+
 def test_nothing_is_written_for_a_run_that_cannot_be(tmp_path: Path) -> None:
     for overrides, says in (
         (["video.height=33"], "height"),
@@ -132,6 +176,7 @@ def test_nothing_is_written_for_a_run_that_cannot_be(tmp_path: Path) -> None:
         (["train.micro_batch=1"], "micro_batch"),
         (CURVE, r"data\.prompts"),
         (["validation.every=2"], "validation would keep 16"),
+        (['train.track=["wandb"]'], r"wandb is not installed: pip install"),
     ):
         with pytest.raises(UserError, match=says):
             distill(runs.recipe(*overrides), tmp_path / "run")
@@ -161,6 +206,9 @@ def test_the_best_checkpoint_is_chosen_by_the_rule_and_outlives_the_newest(tmp_p
         assert [p.name for p in checkpoint.committed(tmp_path / best)] == [best, "step-000006"]
         assert result.checkpoint.name == best == load_model(tmp_path / best).folder.name
         assert (tmp_path / best / "latest").resolve().name == "step-000006"
+    points = [{"saturation": value, "relation_gap": value} for value in (0.7, 1.1, 1.6)]
+    assert engine.best(points, "saturation") == points[1]  # 1 is right, more is too much
+    assert engine.best(points, "relation_gap") == points[0]
     misspelt = runs.recipe(*CURVE, "train.choose=best:totl")
     with pytest.raises(UserError, match=r"train\.choose.*total"):
         distill(misspelt, tmp_path / "other", score=lambda videos, captions: {"total": 1.0})
@@ -187,7 +235,9 @@ def test_the_teachers_figures_are_measured_once(tmp_path: Path) -> None:
         return {"total": 1.0}
 
     for name in ("one", "two"):
-        distill(runs.recipe(*CURVE), tmp_path / name, score=score, reference_cache=tmp_path / "reference")
+        shared = tmp_path / "reference"
+        result = distill(runs.recipe(*CURVE), tmp_path / name, score=score, reference_cache=shared)
+        assert result.teacher == {"total": 1.0}
     assert len(calls) == 1 + 4 + 4
     (kept,) = (tmp_path / "reference").iterdir()
     assert json.loads(kept.read_text())["scores"] == {"total": 1.0}
@@ -196,8 +246,6 @@ def test_the_teachers_figures_are_measured_once(tmp_path: Path) -> None:
 def test_exit_codes_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tiny.toml"
     path.write_text(to_toml(runs.recipe("train.iterations=8", "train.student_lr=1e30")))
-    with pytest.raises(SystemExit) as stop:
-        engine.run(str(path), out=tmp_path / "run")
-    assert stop.value.code == NON_FINITE_EXIT
+    assert main(["distill", str(path), "--out", str(tmp_path / "run")]) == NON_FINITE
     refused = [line for line in read_json_lines(tmp_path / "run/metrics.jsonl") if line["refused"]]
     assert refused and "samples" in refused[0]["refused"] and "nan" in json.dumps(refused[0])

@@ -6,7 +6,8 @@ import pytest
 import torch
 from engine_runs import runs, snapshot
 
-from codmd.engine.guard import Guard, NonFiniteError
+from codmd.engine.guard import Guard
+from codmd.errors import NonFiniteError
 from codmd.objectives import METHODS
 
 

@@ -8,6 +8,7 @@ import tiny
 
 from codmd.errors import UserError
 from codmd.evaluation import run_mini
+from codmd.evaluation.run import beside
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,20 @@ def test_a_model_against_itself_differs_in_nothing(teacher: Path, tmp_path: Path
     before = clips.stat().st_mtime_ns
     run_mini(str(teacher), against=str(teacher), out=out, prompts=2, seeds=1)
     assert clips.stat().st_mtime_ns == before
+
+
+def test_scores_lie_with_the_run_and_never_in_a_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    step = run / "checkpoints" / "step-000002"
+    step.mkdir(parents=True)
+    (run / "latest").symlink_to("checkpoints/step-000002")
+
+    def place(ref: Path) -> Path:
+        return beside(str(ref))
+
+    assert place(run) == run / "evaluation"
+    assert place(step) == place(run / "latest") == run / "evaluation" / "step-000002"
+    assert place(tmp_path / "pipeline") == tmp_path / "pipeline-evaluation"
 
 
 def test_what_is_wrong_is_said_before_anything_is_sampled(teacher: Path, tmp_path: Path) -> None:

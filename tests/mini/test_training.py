@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from diffusers import WanPipeline
 from safetensors.torch import load_file
 
+from codmd.errors import UserError
 from codmd.mini import train_teacher, train_transformer, train_vae
 from codmd.mini.captions import held_out
 from codmd.mini.train_teacher import TeacherConfig
 from codmd.mini.train_transformer import Stage, caption, scene
 
-TINY = Stage(clips=10, steps=4, batch=2, rate=1e-3, warmup=1, decay=0.9, reading=0.3, layout=0.1)
+TINY = Stage(clips=10, steps=4, batch=2, rate=1e-3, warmup=1, decay=0.9, reading=0.3, layout=0.1, frames=(3, 9))
 
 
 @pytest.fixture
@@ -60,10 +63,51 @@ def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monk
     monkeypatch.setattr(train_transformer, "progress", honest)
     train(tmp_path / "cut")
 
-    name = "stage-1/transformer/diffusion_pytorch_model.safetensors"
+    name = "stage-1/trained/transformer/diffusion_pytorch_model.safetensors"
     whole, cut = load_file(tmp_path / "whole" / name), load_file(tmp_path / "cut" / name)
     assert whole.keys() == cut.keys()
     assert all(torch.equal(whole[k], cut[k]) for k in whole)
+
+
+def test_a_training_that_is_cut_in_every_part_makes_the_same_folder(
+    tmp_path: Path, tiny_rounds: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TeacherConfig(stages=(TINY,))
+    whole = train_teacher.run(tmp_path / "whole", config=config)
+    for module in (train_vae, train_transformer):
+        monkeypatch.setattr(module, "SAVE_EVERY", 1)
+    cut: list[str] = []
+    for module in (train_vae, train_teacher, train_transformer):
+        honest = module.progress
+
+        def once(title: str, start: int, steps: int, honest: Any = honest) -> Iterator[tuple[int, Any]]:
+            for step, bar in honest(title, start, steps):
+                yield step, bar
+                if title not in cut and title != "reading":  # which is done within a step
+                    cut.append(title)
+                    raise KeyboardInterrupt
+
+        monkeypatch.setattr(module, "progress", once)
+    for _ in range(4):
+        with pytest.raises(KeyboardInterrupt):
+            train_teacher.run(tmp_path / "cut", config=config)
+    assert cut == ["autoencoder", "latents", "transformer, stage 1", "decoder"]
+    pieced = train_teacher.run(tmp_path / "cut", config=config)
+    files = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
+    assert files == sorted(path.relative_to(pieced) for path in pieced.rglob("*") if path.is_file())
+    assert all((whole / name).read_bytes() == (pieced / name).read_bytes() for name in files)
+
+    with pytest.raises(UserError, match=r"other settings.*another --out"):
+        train_teacher.run(tmp_path / "cut", config=TeacherConfig(stages=(TINY,), seed=1))
+
+
+def test_a_wrong_folder_or_device_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="a file"):
+        train_teacher.run(tmp_path / "file")
+    with pytest.raises(UserError, match="--device: gpu is not to be had"):
+        train_teacher.run(tmp_path / "new", device="gpu")
+    assert not (tmp_path / "new").exists()
 
 
 def test_no_training_caption_is_an_evaluation_caption() -> None:

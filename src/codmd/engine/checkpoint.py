@@ -33,6 +33,7 @@ from torch import Tensor
 from codmd.engine.learner import Learner
 from codmd.engine.loop import Trainer
 from codmd.errors import UserError
+from codmd.files import replacing
 from codmd.networks import WanNetwork
 from codmd.recipe import to_toml
 
@@ -98,10 +99,8 @@ def point(link: Path, target: Path) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """The whole file or the one before it."""
-    aside = path.with_name(f".{path.name}.writing")
-    _write_json(aside, content)
-    sync(aside)
-    aside.replace(path)
+    with replacing(path) as aside:
+        _write_json(aside, content)
     sync(path.parent)
 
 

@@ -7,24 +7,24 @@ validation), `checkpoints/`, `latest` and `chosen.json`. The same call on the sa
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from codmd.console import meter
 from codmd.data.prompts import EncodedPrompts, load_prompts
 from codmd.engine import checkpoint
-from codmd.engine.guard import NON_FINITE_EXIT, NonFiniteError
 from codmd.engine.loop import Roles, Trainer
 from codmd.engine.signals import stop_on_signals
-from codmd.engine.tracking import JsonLines, Tracker, open_trackers, read_json_lines, summary
+from codmd.engine.tracking import JsonLines, Tracker, check_trackers, open_trackers, read_json_lines, summary
 from codmd.engine.validation import Score, Validation, best, mini_score, warnings
 from codmd.errors import UserError
-from codmd.models import Model, load_model
+from codmd.files import write_whole
+from codmd.models import Model, load_model, with_shift
 from codmd.networks import GuidedTeacher
 from codmd.recipe import Recipe, diff, load_recipe, parse_recipe, to_toml
 from codmd.sampling import Settings
@@ -44,6 +44,8 @@ class Result:
     student_updates: int
     exit_code: int
     """0 when the run is done; 130 or 143 when a signal stopped it, at a checkpoint to go on from."""
+    teacher: Mapping[str, float]
+    """The teacher's scores on the learning curve's clips; empty where there is no learning curve."""
 
 
 def run(
@@ -54,15 +56,11 @@ def run(
     init: str | None = None,
     allow_changes: bool = False,
 ) -> None:
-    """`codmd distill`. Exit codes: 130 after Ctrl-C, 143 after SIGTERM, 3 after too many non-finite steps."""
+    """`codmd distill`. Exit codes: 130 after Ctrl-C, 143 after SIGTERM."""
     resolved = load_recipe(recipe, overrides)
     print(to_toml(resolved))
     out = out or Path("runs") / resolved.name
-    try:
-        result = distill(resolved, out, init=init, allow_changes=allow_changes)
-    except NonFiniteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(NON_FINITE_EXIT) from None
+    result = distill(resolved, out, init=init, allow_changes=allow_changes)
     if result.exit_code:
         print(
             f"stopped after {result.iterations} iterations; the same command goes on from there",
@@ -93,14 +91,16 @@ def distill(
     """
     out = Path(out)
     start = _check_folder(out, recipe, init, allow_changes)
-    base = _with_shift(base or load_model(recipe.model.base), recipe.model.teacher_shift)
+    check_trackers(recipe.train.track)
+    base = with_shift(base or load_model(recipe.model.base), recipe.model.teacher_shift)
     trainer, validation = assemble(recipe, base, init, score)
-    out.mkdir(parents=True, exist_ok=True)
+    session = Session(out, trainer, validation, base, init, reference_cache or out / "reference")
     if start is not None:
+        if not allow_changes:
+            _check_made_of(start, session.sampling)
         checkpoint.load(start, trainer)
         print(f"going on from {start}", file=sys.stderr)
-    (out / "recipe.toml").write_text(to_toml(recipe), encoding="utf-8")
-    session = Session(out, trainer, validation, base, init, reference_cache or out / "reference")
+    write_whole(out / "recipe.toml", to_toml(recipe).encode())
     return session.go(on_step, trackers)
 
 
@@ -113,11 +113,8 @@ def assemble(
     if recipe.train.micro_batch not in (None, recipe.train.batch):
         raise UserError("train.micro_batch: only the whole batch at once for now; leave it out")
     settings = Settings.of(base, **vars(recipe.video))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     pipeline = base.pipeline
-    for module in (pipeline.network, pipeline.text.model, pipeline.codec.vae):
-        module.to(device)
-
+    device = next(pipeline.network.parameters()).device
     student, fake = copy.deepcopy(pipeline.network), copy.deepcopy(pipeline.network)
     if init is not None:
         checkpoint.load_student(student, load_model(init).network.transformer.state_dict(), init)
@@ -160,6 +157,7 @@ class Session:
             "kind": "student",
             "base": base.ref if base.ref == "mini" else str(base.folder.resolve()),
             "base_sha256": base.sha256,
+            "prompts_sha256": _digest(trainer.prompts.prompts, validation.prompts if validation is not None else ()),
             "steps": list(self.recipe.rollout.steps),
             "renoise": "fresh",
             "guidance": 1.0,
@@ -171,9 +169,10 @@ class Session:
     def go(self, on_step: OnStep | None = None, trackers: Sequence[Tracker] = ()) -> Result:
         """The iterations that are left."""
         trainer, total, first = self.trainer, self.recipe.train.iterations, self.trainer.step
-        trackers = (*trackers, *open_trackers(self.recipe.train.track, self.out, first))
+        self.trackers = (*trackers, *open_trackers(self.recipe.train.track, self.out, first))
         metrics = JsonLines(self.out / "metrics.jsonl", first)
-        self.curve = JsonLines(self.out / "learning_curve.jsonl", first + 1)
+        # The curve's point at step n is made before iteration n, and before the checkpoint of step n.
+        self.curve = JsonLines(self.out / "learning_curve.jsonl", first + 1 if first else 0)
         self.teacher = self.validation.teacher(self.cache) if self.validation is not None else {}
         if self.metric and self.metric not in self.teacher:
             raise UserError(f"train.choose: no measure is called {self.metric}, {nearest(self.metric, self.teacher)}")
@@ -182,7 +181,7 @@ class Session:
         with stop_on_signals() as stop, meter("distilling", max(total - first, 1)) as advance:
             while trainer.step < total and stop.signal is None:
                 record = trainer.iterate()
-                for tracker in (metrics, *trackers):
+                for tracker in (metrics, *self.trackers):
                     tracker.log(record["step"], record)
                 if record["refused"]:
                     print(f"warning: {record['refused']}", file=sys.stderr)
@@ -192,7 +191,7 @@ class Session:
                 improved = self._validation_is_due() and self._validate()
                 if improved or stop.signal is not None or self._checkpoint_is_due():
                     self._save()
-        for tracker in (metrics, self.curve, *trackers):
+        for tracker in (metrics, self.curve, *self.trackers):
             tracker.close()
         return Result(
             out=self.out,
@@ -200,6 +199,7 @@ class Session:
             iterations=trainer.step,
             student_updates=trainer.student.updates,
             exit_code=stop.exit_code,
+            teacher=self.teacher,
         )
 
     def _checkpoint_is_due(self) -> bool:
@@ -216,6 +216,8 @@ class Session:
         trainer = self.trainer
         scores = self.validation.student(trainer.roles.student, trainer.ema)
         self.curve.log(trainer.step, {"student_updates": trainer.student.updates, **scores})
+        for tracker in self.trackers:
+            tracker.log(trainer.step, {f"curve/{name}": value for name, value in scores.items()})
         for warning in warnings(scores, self.teacher, self.recipe.validation):
             print(f"warning: step {trainer.step}: {warning}", file=sys.stderr)
         leader = best(self._points(), self.metric) if self.metric else None
@@ -249,6 +251,11 @@ def _check_folder(out: Path, recipe: Recipe, init: str | None, allow_changes: bo
         return None
     start = checkpoint.newest_whole(out, warn=lambda message: print(message, file=sys.stderr))
     if start is None:
+        if saved.read_text(encoding="utf-8") != to_toml(recipe) and not allow_changes:
+            raise UserError(
+                f"{out}: its recipe.toml is not this run's, and there is no checkpoint to go on from; "
+                "give another --out, or --allow-changes to begin a run here"
+            )
         return None
     changes = [
         str(c) for c in diff(parse_recipe((start / "recipe.toml").read_text(encoding="utf-8"), str(saved)), recipe)
@@ -264,14 +271,23 @@ def _check_folder(out: Path, recipe: Recipe, init: str | None, allow_changes: bo
     return start
 
 
-def _with_shift(base: Model, shift: float | None) -> Model:
-    """The teacher's own sampling with another time shift, where the recipe asks for one."""
-    if shift is None:
-        return base
-    scheduler = base.pipeline.scheduler
-    key = "flow_shift" if "flow_shift" in scheduler.config else "shift"
-    scheduler = type(scheduler).from_config(scheduler.config, **{key: shift})
-    return replace(base, pipeline=replace(base.pipeline, scheduler=scheduler))
+MADE_OF = {"base_sha256": "the teacher's weights", "prompts_sha256": "the prompts"}
+"""What a recipe names and does not hold: the files may have changed under the same name."""
+
+
+def _check_made_of(start: Path, now: Mapping[str, Any]) -> None:
+    """Refuses to go on with another teacher, or other prompts, under the same name."""
+    before = json.loads((start / "sampling.json").read_text(encoding="utf-8"))
+    changed = [what for key, what in MADE_OF.items() if before[key] != now[key]]
+    if changed:
+        raise UserError(
+            f"{start}: {' and '.join(changed)} have changed since (SHA-256); give another --out for a new run, "
+            "or --allow-changes to go on with this one"
+        )
+
+
+def _digest(training: Sequence[str], validation: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps([list(training), list(validation)]).encode()).hexdigest()
 
 
 def _score_for(recipe: Recipe) -> Score:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-NON_FINITE_EXIT = 3
+from codmd.errors import NonFiniteError
+
 LIMIT = 5
-
-
-class NonFiniteError(RuntimeError):
-    """Too many steps in a row had a loss or gradient that was not finite."""
 
 
 class Guard:

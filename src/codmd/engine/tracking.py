@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import math
 import time
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from codmd.errors import UserError
+from codmd.files import write_whole
 from codmd.relations import pool_samples, relation_matrix, relation_residual
 
 
@@ -34,9 +36,7 @@ class JsonLines:
     def __init__(self, path: Path, start: int = 0) -> None:
         self.path = path
         kept = [json.dumps(record) for record in read_json_lines(path) if record["step"] < start]
-        aside = path.with_suffix(".writing")
-        aside.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        aside.replace(path)
+        write_whole(path, "".join(f"{line}\n" for line in kept).encode())
         self.file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
@@ -144,6 +144,13 @@ def summary(record: Mapping[str, Any]) -> str:
         "residual/frame": "dS",
     }
     return ", ".join(f"{label} {record[name]:.3g}" for name, label in shown.items() if name in record)
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Refuses a tracker whose package is not there, before a run begins."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise UserError(f'train.track: {name} is not installed: pip install "codmd[track]"')
 
 
 def open_trackers(names: Sequence[str], folder: Path, start: int) -> list[Tracker]:

@@ -111,7 +111,8 @@ def warnings(scores: Mapping[str, float], teacher: Mapping[str, float], config: 
 
 
 def best(curve: list[dict[str, Any]], metric: str) -> dict[str, Any] | None:
-    """The curve's best record: the highest; of an error or a gap the nearest to 0; the first of equals."""
+    """The curve's best record: the highest; of an error or a gap the nearest to 0, of saturation the nearest to 1;
+    the first of equals."""
     scored = [record for record in curve if isinstance(record.get(metric), int | float)]
-    small_is_good = metric.endswith(("error", "gap"))
-    return max(scored, key=lambda r: -abs(r[metric]) if small_is_good else r[metric], default=None)
+    right = 1.0 if metric == SATURATION else 0.0 if metric.endswith(("error", "gap")) else None
+    return max(scored, key=lambda r: r[metric] if right is None else -abs(r[metric] - right), default=None)

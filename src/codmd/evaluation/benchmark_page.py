@@ -74,7 +74,7 @@ BESIDE = {
     ),
     "batch relation gap": ("the same for the similarity matrix over all clips", "0"),
     "pairwise diversity difference": (
-        "D(P) − D(Q) of Proposition 3, student less teacher, D the mean of 1 − cosine over pairs of clips",
+        "D(P) − D(Q) of Proposition 3, teacher less student, D the mean of 1 − cosine over pairs of clips",
         "0",
     ),
 }

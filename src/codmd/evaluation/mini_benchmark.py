@@ -113,9 +113,9 @@ def _diversity(
 def compare(student: MiniScores, teacher: MiniScores, seed: int = 0) -> dict[str, float]:
     """A student held against its teacher, on the same captions in the same order.
 
-    Gaps are 0 for equals; differences are student minus teacher; what can't be had is NaN. With finitely many
-    clips two equals have a mode coverage above 0 too: `mode coverage of equals` is what chance alone would
-    give.
+    Gaps are 0 for equals; differences are student minus teacher, but for Proposition 3's; what can't be had is NaN.
+    With finitely many clips two equals have a mode coverage above 0 too: `mode coverage of equals` is what chance
+    alone would give.
     """
     if student.captions != teacher.captions:
         raise UserError("compare: the two were scored on different captions: score both on the same ones, in order")
@@ -173,7 +173,7 @@ def _variation(counts: np.ndarray) -> float:
 
 def _relational_gap(student: MiniScores, teacher: MiniScores) -> dict[str, float]:
     """Mean absolute difference of the similarity matrices' entries off the diagonal, and D(P) - D(Q)
-    (Proposition 3).
+    of Proposition 3, where P is the teacher: above 0 where the student has lost diversity.
 
     The frame matrices are compared clip by clip, the batch matrix over all clips.
     """
@@ -192,7 +192,7 @@ def _relational_gap(student: MiniScores, teacher: MiniScores) -> dict[str, float
     diversity = math.nan
     if student.sample_features is not None and teacher.sample_features is not None:
         spread = [pairwise_diversity(torch.tensor(s.sample_features)) for s in (student, teacher)]
-        diversity = float(spread[0] - spread[1])
+        diversity = float(spread[1] - spread[0])
     return {
         "frame relation gap": gaps[0],
         "batch relation gap": gaps[1],

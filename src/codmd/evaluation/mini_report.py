@@ -14,6 +14,7 @@ from codmd.errors import UserError
 from codmd.evaluation.mini_benchmark import compare
 from codmd.evaluation.mini_measures import QUALITY, SEMANTIC
 from codmd.evaluation.mini_scores import MiniScores, plain
+from codmd.files import replacing, write_whole
 
 GROUPS = ("quality", "semantic", "total")
 ALONE = ("dynamic where asked", "saturation error", "diversity", "pixel diversity")
@@ -66,11 +67,12 @@ def report(scores: Mapping[str, MiniScores], out: Path | str, console: Console |
     if any(s.absent() for s in scores.values()):
         console.print(NOTE, highlight=False)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "scores.md").write_text(table(scores, "markdown"))
+    write_whole(out / "scores.md", table(scores, "markdown").encode())
     by_model = {name: {line: values[i] for line, values in lines} for i, name in enumerate(scores)}
-    (out / "scores.json").write_text(json.dumps(plain(by_model), indent=1, allow_nan=False) + "\n")
+    write_whole(out / "scores.json", (json.dumps(plain(by_model), indent=1, allow_nan=False) + "\n").encode())
     for name, one in scores.items():
-        one.save(out / "scores" / f"{name.replace('/', '_')}.json")
+        with replacing(out / "scores" / f"{name.replace('/', '_')}.json") as aside:
+            one.save(aside)
 
 
 def _show(value: float) -> str:

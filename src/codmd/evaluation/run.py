@@ -6,14 +6,15 @@ import hashlib
 import json
 from pathlib import Path
 
+import codmd
 from codmd.console import meter
 from codmd.errors import UserError
 from codmd.evaluation.mini_benchmark import score
 from codmd.evaluation.mini_prompts import evaluation_prompts
 from codmd.evaluation.mini_scores import MiniScores
+from codmd.files import replacing
 from codmd.models import Model, load_model
 from codmd.sampling import Settings, generate_latents, identity, to_frames
-from codmd.video import replacing
 
 BATCH = 16
 
@@ -59,8 +60,8 @@ def score_model(
 
 
 def scores_key(model: Model, settings: Settings, captions: list[str], seeds: list[int]) -> str:
-    """Names all that the scores follow from: weights, sampling, captions, seeds."""
-    what = json.dumps([model.kind, identity(model, settings), captions, seeds], sort_keys=True)
+    """Names all that the scores follow from: weights, sampling, captions, seeds, and the oracle's version."""
+    what = json.dumps([model.kind, identity(model, settings), captions, seeds, codmd.__version__], sort_keys=True)
     return f"{model.kind}-{hashlib.blake2b(what.encode(), digest_size=8).hexdigest()}"
 
 
@@ -72,7 +73,7 @@ def run_mini(
 
     captions, clip_seeds = evaluation_clips(prompts, seeds)
     teacher, student = load_model(against), load_model(ref)
-    folder = out if out is not None else _beside(student)
+    folder = out if out is not None else beside(ref)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: a file; --out needs a folder")
     cache = folder / "cache"
@@ -90,9 +91,17 @@ def _name(ref: str, other_than: str = "") -> str:
     return name if name != other_than else f"{name} (evaluated)"
 
 
-def _beside(model: Model) -> Path:
-    """`evaluation` in the run's folder, or beside a model that is of no run; here for the shipped one."""
-    if model.ref == "mini":
+def beside(ref: str) -> Path:
+    """`evaluation` in the run's folder, or beside a model that is of no run; here for the shipped one.
+
+    Never in a checkpoint: what was committed stays as it was written, and goes when newer ones come.
+    """
+    if ref == "mini":
         return Path("runs/evaluation")
-    given = Path(model.ref)
-    return given / "evaluation" if (given / "recipe.toml").is_file() else given.parent / f"{given.name}-evaluation"
+    given = Path(ref)
+    if (given / "checkpoints").is_dir():
+        return given / "evaluation"
+    place = given.resolve()
+    if place.parent.name == "checkpoints":
+        return place.parent.parent / "evaluation" / place.name
+    return given.parent / f"{given.name}-evaluation"

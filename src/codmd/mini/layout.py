@@ -54,7 +54,7 @@ class Layout(nn.Module):
     def forward(self, right: Int[Tensor, "B frames 2"]) -> Float[Tensor, ""]:
         """The mean cross-entropy of the objects' places, from what the network's last call left."""
         assert self.seen is not None
-        each = self.head(self.seen).float().unflatten(1, (LATENT_FRAMES, PATCHES**2))  # [B, F, P, 2]
+        each = self.head(self.seen).float().unflatten(1, (-1, PATCHES**2))  # [B, F, P, 2]
         self.seen = None
         wrong = nn.functional.cross_entropy(each.permute(0, 2, 1, 3), right, reduction="sum")
         return wrong / (right != NOT_ASKED).sum().clamp(min=1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -56,6 +58,17 @@ def in_order(data: Dataset[Any], start: int, stop: int, device: torch.device) ->
     workers = 0 if device.type == "cpu" else max(1, min(12, (os.cpu_count() or 1) - 2))
     for item in DataLoader(data, batch_size=None, sampler=range(start, stop), num_workers=workers):
         yield tuple(t.to(device) for t in item) if isinstance(item, list | tuple) else item.to(device)
+
+
+@contextlib.contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A folder to save to, which becomes `folder` once all went well: where it is there, it is whole."""
+    aside = folder.with_name(f".{folder.name}.writing")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    yield aside
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
 
 
 class TrainingState:

@@ -20,8 +20,8 @@ from codmd import flow
 from codmd.data.streams import keyed_generator
 from codmd.mini.captions import describe, held_out, sample_prior, write
 from codmd.mini.gradients import Gradients
-from codmd.mini.layout import Layout, places
-from codmd.mini.progress import SAY_EVERY, TrainingState, in_order, progress
+from codmd.mini.layout import LATENT_FRAMES, Layout, places
+from codmd.mini.progress import SAY_EVERY, TrainingState, in_order, progress, whole_folder
 from codmd.mini.reading import Reading, questions
 from codmd.mini.train_vae import LATENT_CHANNELS
 from codmd.mini.words import TEXT_WIDTH, new_text_encoder, new_tokenizer
@@ -51,6 +51,10 @@ class Stage:
     reading: float = 0.0  # weight of the questions to the text encoder, which above 0 first learns to answer them
     layout: float = 0.0  # weight of the questions to the transformer
     shift: float = SCHEDULE_SHIFT  # of the times: larger is noisier
+    frames: tuple[int, ...] = (LATENT_FRAMES,)  # how much of each clip's beginning the steps look at, in turn
+
+    def frames_at(self, step: int) -> int:
+        return self.frames[step % len(self.frames)]
 
 
 def scene(seed: int, index: int, pairs: float = PAIRS) -> Scene:
@@ -95,13 +99,14 @@ class Examples(Dataset[tuple[Tensor, ...]]):
         texts = ["" if drop else caption(truth, rng) for truth, drop in zip(scenes, dropped, strict=True)]
         key = ("teacher", step) if self.number == 1 else ("teacher", self.number, step)
         generator = keyed_generator(self.seed, *key)
-        eps = torch.randn((batch, *self.latent_shape), generator=generator)
+        frames = self.stage.frames_at(step)
+        eps = torch.randn((batch, *self.latent_shape), generator=generator)[:, :, :frames]
         t = flow.shift(torch.sigmoid(torch.randn(batch, generator=generator)), self.stage.shift)
         ids, lengths = self.text.tokenize(texts)
         ids = nn.functional.pad(ids, (0, SLOTS - ids.shape[1]))
         asked = torch.stack([questions(text, SLOTS) for text in texts])
         where = torch.stack([places(truth, not drop) for truth, drop in zip(scenes, dropped, strict=True)])
-        return torch.from_numpy(index), ids, lengths, asked, where, eps, t
+        return torch.from_numpy(index), ids, lengths, asked, where[:, :frames], eps, t
 
 
 def learn_to_read(text: TextEncoder, reading: Reading, stage: Stage, seed: int, device: torch.device) -> None:
@@ -153,12 +158,13 @@ def train_transformer(
 ) -> None:
     """Stage `number`, counted from 1, on the latents of the scenes from `first` on.
 
-    Saves the averaged transformer and text encoder in `out/stage-NUMBER`, and starts from those of the stage before.
+    Saves the averaged transformer and text encoder in `out/stage-NUMBER/trained`, and starts from those of the stage
+    before.
     """
     torch.manual_seed(seed)
     transformer, text_model = new_transformer(), new_text_encoder()
     if number > 1:
-        before = out / f"stage-{number - 1}"
+        before = out / f"stage-{number - 1}" / "trained"
         transformer = WanTransformer3DModel.from_pretrained(before / "transformer")
         text_model = UMT5EncoderModel.from_pretrained(before / "text_encoder")
     network, text_model = WanNetwork(transformer).to(device).train(), text_model.to(device).train()
@@ -195,7 +201,7 @@ def train_transformer(
         fade = min(1.0, (stage.steps - step) / (0.4 * stage.steps))  # constant, then linear to zero
         optimizer.set_rate(stage.rate * min((step + 1) / stage.warmup, fade))
         index, *example = next(examples)
-        errors = gradients(latents[index].float(), *example)
+        errors = gradients(latents[index, :, : stage.frames_at(step)].float(), *example)
         nn.utils.clip_grad_norm_(optimizer.parameters, 1.0)
         optimizer.step()
         with torch.no_grad():
@@ -208,5 +214,6 @@ def train_transformer(
         state.save_every(SAVE_EVERY, step + 1, stage.steps)
 
     learned.load_state_dict(mean.state_dict())
-    text_model.save_pretrained(out / f"stage-{number}" / "text_encoder")
-    network.transformer.save_pretrained(out / f"stage-{number}" / "transformer")
+    with whole_folder(out / f"stage-{number}" / "trained") as folder:
+        text_model.save_pretrained(folder / "text_encoder")
+        network.transformer.save_pretrained(folder / "transformer")

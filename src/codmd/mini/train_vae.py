@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from codmd.mini.captions import sample_prior
 from codmd.mini.gradients import Gradients
-from codmd.mini.progress import SAY_EVERY, TrainingState, in_order, progress
+from codmd.mini.progress import SAY_EVERY, TrainingState, in_order, progress, whole_folder
 from codmd.mini.world import FRAMES, SIZE, object_path, render, sample_scene
 
 LATENT_CHANNELS = 16
@@ -168,7 +168,8 @@ def train_vae(out: Path, *, seed: int, device: torch.device, rate: float = 1e-3)
         state.save_every(SAVE_EVERY, step + 1, total)
 
     _set_statistics(vae, seed)
-    vae.save_pretrained(out / "vae")
+    with whole_folder(out / "vae") as folder:
+        vae.save_pretrained(folder)
     return vae
 
 
@@ -203,7 +204,8 @@ def sharpen_decoder(
         if (step + 1) % SAY_EVERY == 0:
             bar(f"weighted L1 {error.item():.4f}")
         state.save_every(SAVE_EVERY, step + 1, DECODER_STEPS)
-    vae.save_pretrained(out / "vae-sharp")
+    with whole_folder(out / "vae-sharp") as folder:
+        vae.save_pretrained(folder)
     return vae
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +13,20 @@ import transformers
 from diffusers import WanPipeline
 
 from codmd.errors import UserError
+from codmd.files import read_json_object
 from codmd.networks.text import TextEncoder
 from codmd.networks.vae import LatentCodec
 from codmd.networks.wan import WanNetwork
 
 LARGE = 1e9  # bytes of a folder from which on loading is worth a progress bar
+FACTS = "codmd.json"  # beside `model_index.json`: how the model is sampled, where it isn't as Wan2.1 is
 NATIVE_SIZE = (81, 480, 832)  # frames, height, width of Wan2.1 at 480p
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The teacher and what surrounds it. `size` is frames, height, width of the clips it was trained on."""
+    """The teacher and what surrounds it. `size` is frames, height, width of the clips it was trained on; `facts` is
+    what `codmd.json` says."""
 
     folder: Path
     network: WanNetwork
@@ -32,6 +34,7 @@ class Pipeline:
     codec: LatentCodec
     scheduler: Any
     size: tuple[int, int, int]
+    facts: Mapping[str, Any]
 
     @property
     def latent_shape(self) -> tuple[int, int, int, int]:
@@ -46,6 +49,10 @@ def load_pipeline(folder: str | Path) -> Pipeline:
     is taken for Wan2.1 at 480p.
     """
     folder = Path(folder)
+    facts = read_json_object(folder / FACTS) if (folder / FACTS).is_file() else {}
+    size = facts.get("size", NATIVE_SIZE)
+    if len(size) != 3 or not all(isinstance(n, int) and n > 0 for n in size):
+        raise UserError(f"{folder / FACTS}: size: expected frames, height and width, got {size}; copy the model again")
     if not (folder / "model_index.json").is_file():
         what = "no such folder" if not folder.exists() else "it has no model_index.json"
         raise UserError(f"{folder} is not a diffusers pipeline folder ({what}); give a Wan2.1 folder or 'mini'")
@@ -57,15 +64,14 @@ def load_pipeline(folder: str | Path) -> Pipeline:
         raise UserError(f"{folder} cannot be loaded as a WanPipeline: {reason}") from error
     stock.transformer.eval().requires_grad_(False)
     stock.text_encoder.eval().requires_grad_(False)
-    facts = folder / "codmd.json"
-    size = tuple(json.loads(facts.read_text())["size"]) if facts.is_file() else NATIVE_SIZE
     return Pipeline(
         folder=folder,
         network=WanNetwork(stock.transformer),
         text=TextEncoder(stock.tokenizer, stock.text_encoder),
         codec=LatentCodec(stock.vae),
         scheduler=stock.scheduler,
-        size=size,  # type: ignore[arg-type]
+        size=tuple(size),
+        facts=facts,
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,11 +83,9 @@ def shots(
             yield Shot(prompt=prompt, seed=seed, column=name, mp4=mp4, checks=checks)
 
 
-def curves(runs: Mapping[str, Path], reference: Path) -> tuple[Curve, ...]:
+def curves(runs: Mapping[str, Path], teacher: Mapping[str, float]) -> tuple[Curve, ...]:
     """The runs' learning curves, with the teacher's level."""
     records = {method: read_json_lines(run / "learning_curve.jsonl") for method, run in runs.items()}
-    references = sorted(reference.glob("teacher-*.json"), key=lambda path: path.stat().st_mtime)
-    level = json.loads(references[-1].read_text())["scores"] if references else {}
     found = []
     for key, (title, better) in CURVES.items():
         lines = {
@@ -95,7 +93,7 @@ def curves(runs: Mapping[str, Path], reference: Path) -> tuple[Curve, ...]:
             for method, rows in records.items()
         }
         if all(lines.values()):
-            found.append(Curve(title=title, lines=lines, level=level.get(key), better=better))
+            found.append(Curve(title=title, lines=lines, level=teacher.get(key), better=better))
     return tuple(found)
 
 
@@ -130,7 +128,7 @@ def facts(recipe: Recipe, teacher: Model, prompts: int, seeds: int, took: Mappin
 
 def commands(out: Path, seed: int, quick: bool) -> tuple[str, ...]:
     """What makes this page again, and each of its parts by hand."""
-    whole = f"codmd demo --seed {seed}{' --quick' if quick else ''} --out {out}"
+    whole = f"codmd demo --seed {seed}{' --quick' if quick else ''} --out {shlex.quote(str(out))}"
     if quick:
         return (whole,)
     students = [

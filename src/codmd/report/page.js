@@ -11,6 +11,7 @@
   const state = { playing: false, at: 0, speed: 1, page: 0, since: 0 };
   let seed = document.querySelector("input[name=seed]:checked")?.value ?? document.querySelector(".row")?.dataset.seed;
   let shown = [];
+  let coming = 0; // the frame that is asked for; one at a time, however often playing stops and starts
 
   const source = (name) => {
     const bytes = Uint8Array.from(atob(videos[name]), (c) => c.charCodeAt(0));
@@ -40,11 +41,12 @@
       video.currentTime = state.at;
       video.play().catch(() => {});
     }
-    requestAnimationFrame(tick);
+    coming = requestAnimationFrame(tick);
   }
   function stop(time = now()) {
     state.at = Math.max(0, Math.min(time, length));
     state.playing = false;
+    cancelAnimationFrame(coming);
     for (const video of shown) video.pause();
     settle(state.at);
     draw(state.at);
@@ -66,7 +68,7 @@
       if (!video.seeking && !video.ended && Math.abs(video.currentTime - time) > 0.12) video.currentTime = time;
     }
     draw(time);
-    requestAnimationFrame(tick);
+    coming = requestAnimationFrame(tick);
   }
   function seek(frame) {
     stop(Math.max(0, Math.min(frames - 1, frame)) / fps);
@@ -85,7 +87,11 @@
         if (!row.hidden) shown.push(...row.querySelectorAll("video"));
       }
     }
-    for (const video of shown) if (!video.src) video.src = source(video.dataset.clip);
+    for (const video of shown) {
+      if (video.src) continue;
+      video.addEventListener("error", () => ($("unplayable").hidden = false), { once: true });
+      video.src = source(video.dataset.clip);
+    }
     $("previous").disabled = state.page === 0;
     $("next").disabled = state.page === pages - 1;
     $("range").textContent = `Prompts ${first + 1}–${Math.min(first + perPage, articles.length)} of ${articles.length}`;

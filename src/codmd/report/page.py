@@ -11,9 +11,9 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
+from codmd.files import write_whole
 from codmd.report import charts, tables, words
 from codmd.report.result import Column, Curve, DemoResult, Shot, unique
-from codmd.video import write_whole
 
 PER_PAGE = 6
 SPEEDS = (("0.25", "¼×"), ("0.5", "½×"), ("1", "1×"))

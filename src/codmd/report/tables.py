@@ -19,7 +19,10 @@ EXTRAS = {
     "mode coverage of equals": ("The same by chance alone", "what two equal models would show"),
     "frame relation gap": ("Relations between frames: gap ↓", "of similarity matrices to the teacher's"),
     "batch relation gap": ("Relations between samples: gap ↓", "of similarity matrices to the teacher's"),
-    "pairwise diversity difference": ("Pairwise diversity: difference", "D(P) − D(Q) of Proposition 3"),
+    "pairwise diversity difference": (
+        "Pairwise diversity: what is lost",
+        "D(P) − D(Q) of Proposition 3; above 0, the student is less diverse",
+    ),
 }
 
 

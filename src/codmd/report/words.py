@@ -24,8 +24,8 @@ def lead(result: DemoResult) -> str:
     return (
         f"A miniature Wan2.1, the teacher, makes a clip with {escape(result.teacher.role)}. "
         f"Its students, {students}, make one in a few steps without guidance. All of them were run on this "
-        "machine: here is what they make of the same prompts from the same noise, and what an exact oracle "
-        "says of it."
+        "machine: here is what they make of the same prompts from the same noise, and what an analytic "
+        "oracle says of it."
     )
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from codmd.files import replacing
 from codmd.reproduce.plan import SWEEP, TITLES, VARIANTS
 from codmd.reproduce.results import Results
 from codmd.reproduce.statistics import over_seeds
-from codmd.video import replacing
 
 CURVES = {
     "total": "Total",

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from codmd.evaluation.mini_scores import plain
+from codmd.files import write_whole
 from codmd.recipe import to_toml
 from codmd.reproduce.figures import learning_curves, sweep
 from codmd.reproduce.plan import ABLATION, BASELINE, SWEEP, TITLES, VARIANTS, Plan, Variant
 from codmd.reproduce.results import Results
 from codmd.reproduce.statistics import Estimate
 from codmd.reproduce.work import write_json
-from codmd.video import write_whole
 
 MEASURES = ("total", "quality", "semantic", "dynamic degree", "human action", "color", "saturation error")
 MORE = (
@@ -187,19 +188,17 @@ def _diagnostics(results: Results, names: Sequence[str]) -> Iterator[str]:
 def _how(results: Results) -> Iterator[str]:
     plan, first = results.plan, results.outcomes[0].content
     updates = sorted({o.content["student_updates"] for o in results.outcomes})
-    hours = sum(o.content["seconds"]["in all"] * o.content["threads"] for o in results.outcomes) / 3600
+    hours = sum(sum(o.content["seconds"].values()) * o.content["threads"] for o in results.outcomes) / 3600
     # Whatever is set or scored differently belongs to the command; how many processes share it does not.
-    command = ["codmd reproduce", *(f"--set {override}" for override in plan.overrides)]
+    command = ["codmd", "reproduce", *(word for override in plan.overrides for word in ("--set", override))]
     defaults = Plan()
-    command += [
-        f"--{key} {getattr(plan, key)}"
-        for key in ("prompts", "clips", "checkpoints")
-        if getattr(plan, key) != getattr(defaults, key)
-    ]
+    for key in ("prompts", "clips", "checkpoints"):
+        if getattr(plan, key) != getattr(defaults, key):
+            command += [f"--{key}", str(getattr(plan, key))]
     one = results.outcomes[0]
     said = [*results.plan.kept, *plan.overrides, *_variant(one.variant), f"seed={one.seed}"]
-    distil = "codmd distill mini " + " ".join(f"--set {item}" for item in said)
-    yield from ("## How to run it again", "", "```sh", " ".join(command), "```", "")
+    distil = shlex.join(["codmd", "distill", "mini", *(word for item in said for word in ("--set", item))])
+    yield from ("## How to run it again", "", "```sh", shlex.join(command), "```", "")
     yield "It goes on from whatever is there; `--workers 2` runs two at once with one thread each, `--only`,"
     yield "`--seeds` and `--budget` do a part. One run alone:"
     yield ""
@@ -210,7 +209,7 @@ def _how(results: Results) -> Iterator[str]:
         [
             ["student updates", _list(updates)],
             ["threads of a run", _list(threads)],
-            ["time of all runs, times their threads", f"{hours:.1f} h"],
+            ["iterations and scoring of all runs, times their threads", f"{hours:.1f} h"],
             ["machine", f"{os.cpu_count()} × {platform.machine()}"],
             *([name, version] for name, version in first["versions"].items()),
         ],

@@ -18,6 +18,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +26,31 @@ import torch
 
 from codmd.engine import checkpoint
 from codmd.engine.distill import assemble, distill
-from codmd.engine.guard import NonFiniteError
 from codmd.engine.signals import stop_on_signals
 from codmd.engine.tracking import read_json_lines
-from codmd.errors import UserError
+from codmd.errors import NonFiniteError, UserError, exit_code, explain
 from codmd.evaluation.run import evaluation_clips, score_model, scores_key
-from codmd.models import Model, load_model
+from codmd.files import write_whole
+from codmd.models import Model, load_model, with_shift
 from codmd.recipe import Recipe, diff, parse_recipe, to_toml
 from codmd.reproduce.plan import Plan, Run
 from codmd.sampling import Settings
-from codmd.video import write_whole
 
 
 def prepare(plan: Plan, out: Path) -> None:
     """What all runs share: the teacher's scores, on the evaluation's clips and on the learning curve's."""
     recipe = plan.runs[0].recipe
-    for run in plan.runs:
+    for run in (*plan.runs, *replace(plan, only=(), seeds=None).runs):
         result(plan, out, run)  # refuses a folder with other runs before anything is computed
-    base = load_model(recipe.model.base)
+    base = with_shift(load_model(recipe.model.base), recipe.model.teacher_shift)
+    facts = out / "teacher.json"
+    if facts.is_file() and json.loads(facts.read_text(encoding="utf-8"))["sha256"] != base.sha256:
+        raise UserError(f"{facts}: those runs had another teacher (its weights were others); give another --out")
     captions, seeds = evaluation_clips(plan.prompts, plan.clips)
     settings = teacher_settings(base, recipe)
     score_model(base, captions, seeds, out / "scores", settings=settings)
-    write_json(out / "teacher.json", {"scores": scores_key(base, settings, captions, seeds), **asked(plan)})
+    key = scores_key(base, settings, captions, seeds)
+    write_json(facts, {"sha256": base.sha256, "scores": key, "asked": asked(plan)})
     if recipe.validation.every:
         validation = assemble(recipe, base)[1]
         assert validation is not None
@@ -77,9 +81,9 @@ def work(plan: Plan, out: Path, deadline: float | None) -> int:
 
 def one(plan: Plan, out: Path, run: Run, base: Model) -> int:
     """Distils and scores one student; 0 when its result is written, else the exit code of what stopped it."""
-    begun, folder = time.monotonic(), out / "runs" / run.name
+    folder = out / "runs" / run.name
     content: dict[str, Any] = {
-        "variant": run.variant, "seed": run.seed, **asked(plan), "recipe": to_toml(run.recipe),
+        "variant": run.variant, "seed": run.seed, "asked": asked(plan), "recipe": to_toml(run.recipe),
         "threads": torch.get_num_threads(), "versions": versions(),
     }  # fmt: skip
     try:
@@ -89,7 +93,7 @@ def one(plan: Plan, out: Path, run: Run, base: Model) -> int:
         return 0
     if done.exit_code:
         return done.exit_code
-    trained = time.monotonic() - begun
+    begun = time.monotonic()
     captions, seeds = evaluation_clips(plan.prompts, plan.clips)
     scored = []
     for path in checkpoint.committed(folder)[-plan.checkpoints :]:
@@ -98,14 +102,15 @@ def one(plan: Plan, out: Path, run: Run, base: Model) -> int:
         key = scores_key(student, Settings.of(student), captions, seeds)
         about = student.about
         scored.append({"step": about["iteration"], "student_updates": about["student_updates"], "scores": key})
+    scoring = time.monotonic() - begun
     content |= {
         "iterations": done.iterations,
         "student_updates": done.student_updates,
         "checkpoints": scored,
-        "teacher_curve": teacher_curve(out),
+        "teacher_curve": dict(done.teacher),
         "curve": read_json_lines(folder / "learning_curve.jsonl"),
         "diagnostics": diagnostics(folder / "metrics.jsonl"),
-        "seconds": {"training": round(trained, 1), "in all": round(time.monotonic() - begun, 1)},
+        "seconds": {"training": round(seconds_in(folder / "metrics.jsonl"), 1), "scoring": round(scoring, 1)},
     }
     write_json(out / "results" / f"{run.name}.json", content)
     for path in checkpoint.committed(folder)[:-1]:  # scored, and large; the last one stays
@@ -120,7 +125,7 @@ def result(plan: Plan, out: Path, run: Run) -> dict[str, Any] | None:
         return None
     content = json.loads(path.read_text(encoding="utf-8"))
     changes = [str(c) for c in diff(parse_recipe(content["recipe"], str(path)), run.recipe)]
-    changes += [f"{k}: {content.get(k)} -> {v}" for k, v in asked(plan).items() if content.get(k) != v]
+    changes += [f"{k}: {content['asked'][k]} -> {v}" for k, v in asked(plan).items() if content["asked"][k] != v]
     if changes:
         raise UserError(f"{path}: that run was another ({'; '.join(changes)}); give another --out")
     return content
@@ -128,7 +133,7 @@ def result(plan: Plan, out: Path, run: Run) -> dict[str, Any] | None:
 
 def asked(plan: Plan) -> dict[str, int]:
     """How runs are scored, which decides whether two results may stand in one table."""
-    return {"prompts": plan.prompts, "clips": plan.clips}
+    return {"prompts": plan.prompts, "clips": plan.clips, "checkpoints": plan.checkpoints}
 
 
 def teacher_settings(base: Model, recipe: Recipe) -> Settings:
@@ -140,12 +145,6 @@ def teacher_settings(base: Model, recipe: Recipe) -> Settings:
         negative_prompt=config.negative_prompt,
         **vars(recipe.video),
     )
-
-
-def teacher_curve(out: Path) -> dict[str, float]:
-    """The teacher's scores on the learning curve's clips."""
-    files = sorted((out / "reference").glob("teacher-*.json"))
-    return json.loads(files[-1].read_text(encoding="utf-8"))["scores"] if files else {}
 
 
 def diagnostics(metrics: Path) -> dict[str, float]:
@@ -162,6 +161,12 @@ def diagnostics(metrics: Path) -> dict[str, float]:
         if values:
             found[name] = sum(values) / len(values)
     return found
+
+
+def seconds_in(metrics: Path) -> float:
+    """Of a run's iterations, over all its sittings."""
+    records = read_json_lines(metrics)
+    return sum(value for one in records for name, value in one.items() if name.startswith("seconds/"))
 
 
 def versions() -> dict[str, str]:
@@ -238,9 +243,12 @@ def _worker(plan: Plan, out: Path, minutes: float | None) -> None:
     torch.set_num_threads(1)
     try:
         code = work(plan, out, None if minutes is None else time.monotonic() + 60 * minutes)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        code = 2
     except KeyboardInterrupt:
         code = 130
+    except Exception as error:
+        message = explain(error)
+        if message is None:
+            raise
+        print(f"error: {message}", file=sys.stderr)
+        code = exit_code(error)
     sys.exit(code)
