@@ -48,7 +48,7 @@ class Scale:
     overrides: tuple[str, ...] = ()
 
 
-GUESS = {"teacher": 85, "dmd": 120, "codmd": 120, "students": 45, "measures": 40, "page": 15}
+GUESS = {"teacher": 75, "dmd": 135, "codmd": 125, "students": 20, "measures": 10, "page": 15}
 """Seconds of each part on two cores."""
 
 

@@ -13,7 +13,7 @@ import torch
 from engine_runs import runs
 
 from codmd.cli import main
-from codmd.engine import checkpoint
+from codmd.engine import checkpoint, tracking
 from codmd.engine import distill as engine
 from codmd.engine.distill import distill
 from codmd.engine.tracking import read_json_lines
@@ -168,7 +168,8 @@ def test_a_run_that_died_before_its_first_checkpoint_begins_its_curve_anew(tmp_p
     assert [point["step"] for point in curve] == [0, 2]
 
 
-def test_nothing_is_written_for_a_run_that_cannot_be(tmp_path: Path) -> None:
+def test_nothing_is_written_for_a_run_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
     for overrides, says in (
         (["video.height=33"], "height"),
         (["data.prompts=/nowhere.txt"], "nowhere"),
@@ -176,7 +177,7 @@ def test_nothing_is_written_for_a_run_that_cannot_be(tmp_path: Path) -> None:
         (["train.micro_batch=1"], "micro_batch"),
         (CURVE, r"data\.prompts"),
         (["validation.every=2"], "validation would keep 16"),
-        (['train.track=["wandb"]'], r"wandb is not installed: pip install"),
+        (['train.track=["wandb"]'], r"train\.track: wandb is not installed: pip install"),
     ):
         with pytest.raises(UserError, match=says):
             distill(runs.recipe(*overrides), tmp_path / "run")

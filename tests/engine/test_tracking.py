@@ -4,6 +4,8 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -46,6 +48,46 @@ def test_a_clock_adds_up_by_phase() -> None:
 
 def test_the_summary_names_what_is_there() -> None:
     assert summary({"loss/fake": 0.51234, "step": 3}) == "fake 0.512"
+
+
+def test_tensorboard_gets_the_numbers_and_a_resumed_run_writes_over_what_it_repeats(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for start, value in ((0, 1.0), (2, 2.0)):
+        (tracker,) = open_trackers(["tensorboard"], tmp_path, start)
+        for step in range(start, 4):
+            tracker.log(step, {"loss/fake": value, "refused": None, "exit": 3, "word": "no"})
+        tracker.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert set(events.Tags()["scalars"]) == {"loss/fake", "exit"}
+    assert [(e.step, e.value) for e in events.Scalars("loss/fake")] == [(0, 1), (1, 1), (2, 2), (3, 2)]
+
+
+def test_wandb_gets_the_numbers_and_a_folder_is_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its package wants an account, so that a stand-in listens; by hand it was run with WANDB_MODE=offline."""
+    begun: list[dict[str, Any]] = []
+    logged: list[tuple[int, dict[str, float]]] = []
+
+    class Run:
+        def log(self, values: dict[str, float], step: int) -> None:
+            logged.append((step, values))
+
+        def finish(self) -> None:
+            logged.append((-1, {}))
+
+    def init(**given: Any) -> Run:
+        begun.append(given)
+        return Run()
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    for folder in ("one", "one", "two"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tracker,) = open_trackers(["wandb"], tmp_path / folder, 0)
+        tracker.log(0, {"loss/fake": 0.5, "refused": None})
+        tracker.close()
+    assert begun[0] == begun[1] and begun[0]["resume"] == "allow"
+    assert begun[0]["id"] != begun[2]["id"]
+    assert logged[:2] == [(0, {"loss/fake": 0.5}), (-1, {})]
 
 
 def test_a_tracker_that_is_not_there_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -149,7 +149,7 @@ def summary(record: Mapping[str, Any]) -> str:
 def check_trackers(names: Sequence[str]) -> None:
     """Refuses a tracker whose package is not there, before a run begins."""
     for name in names:
-        if importlib.util.find_spec(name) is None:
+        if find_spec(name) is None:
             raise UserError(f'train.track: {name} is not installed: pip install "codmd[track]"')
 
 
