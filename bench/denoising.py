@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from bench.timing import Ratio, Timed, paired_ratio
 from codmd.evaluation import evaluation_prompts
-from codmd.models import Model
+from codmd.models import Model, as_student
 from codmd.networks import TextCondition, TextEncoder
 from codmd.recipe import load_recipe
 from codmd.sampling import Settings, generate_latents, to_frames
@@ -24,13 +24,6 @@ class Encoded(TextEncoder):
         return TextCondition.cat([self._known[prompt] for prompt in prompts])
 
 
-def student_of(base: Model) -> Model:
-    """The teacher's own network with a student's sampling: what a student's weights are costs no time."""
-    steps = load_recipe("mini").rollout.steps
-    defaults = replace(base.defaults, steps=len(steps), guidance=1.0)
-    return replace(base, kind="student", times=steps, defaults=defaults)
-
-
 def student_against_teacher(base: Model, rounds: int, clips: int, steps: int | None = None) -> dict[str, Ratio]:
     """Seconds of the teacher over seconds of the student, for the same clips: denoising, and from text to pixels."""
     recipe = load_recipe("mini").model
@@ -44,7 +37,8 @@ def student_against_teacher(base: Model, rounds: int, clips: int, steps: int | N
     )
 
     def measure(model: Model, *, decode: bool) -> Ratio:
-        student = student_of(model)
+        # The teacher's own network: what a student's weights are costs no time.
+        student = as_student(model, load_recipe("mini").rollout.steps)
 
         def make(one: Model, settings: Settings) -> Timed:
             def work() -> None:

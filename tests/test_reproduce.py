@@ -142,6 +142,7 @@ def test_a_part_is_run_reported_as_a_part_and_gone_on_with(
     run(**how, only=("dmd", "codmd"), seeds=1)
     text = report.read_text()
     assert "2 of 28 runs are done" in text and "**Not all of the plan was run**" in text
+    assert "| teacher |" in text and "| a student before it learns |" in text
     assert "(one seed)" in text and "| DMD + batch |" in text
     assert "Conclusions" not in text
     results = json.loads((out / "results" / "dmd-seed0.json").read_text())

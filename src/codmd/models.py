@@ -64,7 +64,7 @@ class Model:
     def sha256(self) -> str:
         """One hash over every file that decides what it makes: its transformer, and its base's other parts."""
         digest = hashlib.sha256()
-        for folder in (weights_folder(self.folder, self.kind), *(self.pipeline.folder / part for part in SURROUNDINGS)):
+        for folder in (weights_folder(self.folder), *(self.pipeline.folder / part for part in SURROUNDINGS)):
             for path in sorted(path for path in folder.rglob("*") if path.is_file()):
                 with path.open("rb") as handle:
                     content = hashlib.file_digest(handle, "sha256").hexdigest()
@@ -112,6 +112,12 @@ def resolve(ref: str) -> Path:
     raise UserError(f"{ref}: no model in this folder; " + (f"did you mean {near}?" if near else EXPECTED))
 
 
+def as_student(base: Model, times: tuple[float, ...], network: WanNetwork | None = None) -> Model:
+    """The base's own network, or another of its kind, sampled as a student is: along `times`, without guidance."""
+    defaults = replace(base.defaults, steps=len(times), guidance=1.0)
+    return replace(base, kind="student", network=network or base.network, times=times, defaults=defaults)
+
+
 def with_shift(model: Model, shift: float | None) -> Model:
     """A teacher whose own sampling has another time shift; the model as it is where none is asked for."""
     if shift is None:
@@ -122,9 +128,9 @@ def with_shift(model: Model, shift: float | None) -> Model:
     return replace(model, pipeline=replace(model.pipeline, scheduler=scheduler))
 
 
-def weights_folder(folder: Path, kind: str) -> Path:
+def weights_folder(folder: Path) -> Path:
     """Where the transformer's own files lie."""
-    return folder / ("transformer" if kind == "teacher" else "student")
+    return folder / ("student" if (folder / "student").is_dir() else "transformer")
 
 
 def check_weights(folder: Path) -> None:

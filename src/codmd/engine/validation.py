@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import codmd
 from codmd.config import ValidationConfig
 from codmd.engine.checkpoint import write_json
 from codmd.engine.ema import Ema
-from codmd.models import Model
+from codmd.models import Model, as_student
 from codmd.networks import WanNetwork
 from codmd.recipe import Recipe
 from codmd.sampling import Settings, generate_videos
@@ -42,16 +42,9 @@ class Validation:
 
     def student(self, network: WanNetwork, ema: Ema | None) -> dict[str, float]:
         """Scores of the student as it is now: its averaged weights where there are any."""
-        steps, video = self.recipe.rollout.steps, asdict(self.recipe.video)
-        model = replace(
-            self.base,
-            kind="student",
-            network=network,
-            times=steps,
-            defaults=replace(self.base.defaults, steps=len(steps), guidance=1.0, **video),
-        )
+        model = as_student(self.base, self.recipe.rollout.steps, network)
         with ema.applied() if ema is not None else contextlib.nullcontext():
-            return self._scores(model, Settings.of(model))
+            return self._scores(model, Settings.of(model, **asdict(self.recipe.video)))
 
     def teacher(self, cache: Path) -> dict[str, float]:
         """Scores of the guided teacher on the same prompts and seeds, from `cache` where they are there."""

@@ -102,8 +102,10 @@ def _what(results: Results) -> Iterator[str]:
 
 
 def _means(results: Results, names: Sequence[str]) -> Iterator[str]:
-    teacher = results.teacher.summary()
-    rows = [["teacher", "–", *(_number(teacher[m]) for m in MEASURES)]]
+    rows = [
+        [name, "–", *(_number(scores.summary()[measure]) for measure in MEASURES)]
+        for name, scores in (("teacher", results.teacher), ("a student before it learns", results.untaught))
+    ]
     for name in names:
         estimates = [results.mean(name, m) for m in MEASURES]
         rows.append([TITLES[name], str(len(results.of(name))), *(_number(e.mean) for e in estimates)])
@@ -223,6 +225,7 @@ def numbers(results: Results) -> dict[str, object]:
     """Every run's figures, for whoever wants to reckon again."""
     return {
         "teacher": results.teacher.summary(),
+        "a student before it learns": results.untaught.summary(),
         "missing": list(results.missing),
         "failed": dict(results.failed),
         "runs": [

@@ -60,6 +60,7 @@ class Results:
 
     plan: Plan
     teacher: MiniScores
+    untaught: MiniScores
     outcomes: tuple[Outcome, ...]
     failed: Mapping[str, str]
     missing: tuple[str, ...]
@@ -68,7 +69,7 @@ class Results:
     def read(cls, plan: Plan, out: Path) -> Results:
         full = replace(plan, only=(), seeds=None)
         facts = json.loads((out / "teacher.json").read_text(encoding="utf-8"))
-        teacher = MiniScores.load(out / "scores" / f"{facts['scores']}.json")
+        teacher, untaught = (MiniScores.load(out / "scores" / f"{facts[k]}.json") for k in ("scores", "untaught"))
         planned = {(run.variant, run.seed) for run in full.runs}
         outcomes, failed, missing = [], {}, []
         for variant in VARIANTS:
@@ -85,7 +86,7 @@ class Results:
                     paths = [out / "scores" / f"{c['scores']}.json" for c in content["checkpoints"]]
                     scores = tuple(MiniScores.load(path) for path in paths)
                     outcomes.append(Outcome(name, seed, content, scores, teacher))
-        return cls(full, teacher, tuple(outcomes), failed, tuple(missing))
+        return cls(full, teacher, untaught, tuple(outcomes), failed, tuple(missing))
 
     def of(self, variant: str) -> dict[int, Outcome]:
         """A variant's outcomes by seed."""

@@ -31,14 +31,15 @@ from codmd.engine.tracking import read_json_lines
 from codmd.errors import NonFiniteError, UserError, exit_code, explain
 from codmd.evaluation.run import evaluation_clips, score_model, scores_key
 from codmd.files import write_whole
-from codmd.models import Model, load_model, with_shift
+from codmd.models import Model, as_student, load_model, with_shift
 from codmd.recipe import Recipe, diff, parse_recipe, to_toml
 from codmd.reproduce.plan import Plan, Run
 from codmd.sampling import Settings
 
 
 def prepare(plan: Plan, out: Path) -> None:
-    """What all runs share: the teacher's scores, on the evaluation's clips and on the learning curve's."""
+    """What all runs share: the teacher's scores, on the evaluation's clips and on the learning curve's, and those of
+    its own weights sampled as a student: what all students are before they learn."""
     recipe = plan.runs[0].recipe
     for run in (*plan.runs, *replace(plan, only=(), seeds=None).runs):
         result(plan, out, run)  # refuses a folder with other runs before anything is computed
@@ -48,9 +49,12 @@ def prepare(plan: Plan, out: Path) -> None:
         raise UserError(f"{facts}: those runs had another teacher (its weights were others); give another --out")
     captions, seeds = evaluation_clips(plan.prompts, plan.clips)
     settings = teacher_settings(base, recipe)
-    score_model(base, captions, seeds, out / "scores", settings=settings)
-    key = scores_key(base, settings, captions, seeds)
-    write_json(facts, {"sha256": base.sha256, "scores": key, "asked": asked(plan)})
+    untaught = as_student(base, recipe.rollout.steps)
+    said: dict[str, Any] = {"sha256": base.sha256, "asked": asked(plan)}
+    for name, model, how in (("scores", base, settings), ("untaught", untaught, Settings.of(untaught))):
+        score_model(model, captions, seeds, out / "scores", settings=how)
+        said[name] = scores_key(model, how, captions, seeds)
+    write_json(facts, said)
     if recipe.validation.every:
         validation = assemble(recipe, base)[1]
         assert validation is not None
