@@ -55,7 +55,7 @@ class Line:
         return self.what, f"{self.value:.3f}", interval, self.verdict(), self.detail
 
 
-HEAD = ("ratio", "value", "95% interval", "required", "measured")
+HEAD = ("ratio", "value", "interval", "required", "measured")
 
 
 def timed(what: str, ratio: Ratio, **required: float) -> Line:
@@ -73,7 +73,7 @@ def measure(base: str, quick: bool, scale: float) -> list[Line]:
     """All of it. `quick` shows that everything runs, and proves nothing."""
     model = load_model(base)
     small = ("train.batch=2",) if quick else ()
-    rounds = {name: max(2, round(scale * n)) for name, n in {"denoise": 7, "step": 60, "bare": 30}.items()}
+    rounds = {name: max(2, round(scale * n)) for name, n in {"denoise": 7, "step": 24, "bare": 12}.items()}
     if quick:
         rounds = dict.fromkeys(rounds, 2)
 
@@ -122,26 +122,27 @@ def facts(base: str) -> dict[str, str]:
     }
 
 
-def markdown(lines: list[Line], about: dict[str, str], quick: bool) -> str:
+def markdown(lines: list[Line], about: dict[str, str], quick: bool, scale: float = 1.0) -> str:
     table = [HEAD, ("---", "---:", "---:", "---", "---"), *(line.cells() for line in lines)]
     rows = "\n".join("| " + " | ".join(cells) + " |" for cells in table)
     said = "\n".join(f"- {key}: {value}" for key, value in about.items())
     warning = "\n**A quick run: it shows that everything runs, and proves nothing.**\n" if quick else ""
+    command = "python -m bench --report docs/speed.md" + (f" --scale {scale:g}" if scale != 1 else "")
     return f"""# Speed and memory
 
-Ratios, each measured in one run. Written by `python -m bench --report docs/speed.md`.
+Ratios, each measured in one run. Written by `{command}`.
 {warning}
 {rows}
 
 {said}
 
 How: two ways of doing something are timed in turns, with the same prompts, noise and exits, and the order changes from
-round to round; the figure is the median of the paired ratios, with an interval from their order statistics. "Denoising
-only" leaves out text encoding and decoding. "Bare network passes" are the forwards and backwards of an iteration on
-tensors of the same shapes, without noise, losses, clipping, optimizers or records: a student's forward for each step
-before the exit and at it, guided teacher and fake network on its result, the fake network's own forward, and the
-two backwards. Memory is the profiler's count of every allocation in an iteration in which the student learns, beside
-the weights and the optimizers' moments; the count is exact and the same each time.
+round to round; the figure is the median of the paired ratios, with an interval from their order statistics (95% from
+six pairs on). "Denoising only" leaves out text encoding and decoding. "Bare network passes" are the forwards and
+backwards of an iteration on tensors of the same shapes, without noise, losses, clipping, optimizers or records: a
+student's forward for each step before the exit and at it, guided teacher and fake network on its result, the fake
+network's own forward, and the two backwards. Memory is the profiler's count of every allocation in an iteration in
+which the student learns, beside the weights and the optimizers' moments; the count is exact and the same each time.
 """
 
 
@@ -169,7 +170,7 @@ def main() -> int:
     content = {"lines": [asdict(line) for line in lines], "facts": about, "quick": given.quick}
     write_whole(given.out / "bench.json", (json.dumps(content, indent=1) + "\n").encode())
     if given.report:
-        write_whole(given.report, markdown(lines, about, given.quick).encode())
+        write_whole(given.report, markdown(lines, about, given.quick, given.scale).encode())
     return 1 if not given.quick and any(line.fails for line in lines) else 0
 
 

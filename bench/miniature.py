@@ -89,7 +89,7 @@ def latents_shard(model: Model, stage: Stage) -> float:
 
 def parts() -> Iterator[tuple[str, float]]:
     """Each part of the training, and its seconds."""
-    model = load_model("mini")
+    model = load_model("mini", "cpu")
     stages = [stage for stages in ROUNDS for stage in stages]
     yield "autoencoder", sum(n * autoencoder_step(model, shape, encoder_learns=True) for n, shape in stages)
     yield "decoder alone", DECODER_STEPS * autoencoder_step(model, DECODER_BATCH, encoder_learns=False)

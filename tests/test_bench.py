@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tiny
 
+from bench import timing
 from bench.__main__ import Line, markdown, measure
 from bench.memory import peak
 from bench.timing import median_interval, paired_ratio, ratio_of
@@ -40,20 +41,23 @@ def test_a_broken_promise_fails_and_a_missed_aim_does_not() -> None:
     assert not missed.fails and missed.verdict().endswith("no")
 
 
-def test_paired_ratios() -> None:
+def test_paired_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     ratio = ratio_of([(2.0, 1.0), (6.0, 2.0), (4.0, 1.0)])
     assert (ratio.median, ratio.low, ratio.high, ratio.pairs) == (3.0, 2.0, 4.0, 3)
     assert median_interval(100) == (40, 59)
     order: list[str] = []
+    now = 0.0
 
-    def timed(name: str, seconds: float):  # type: ignore[no-untyped-def]
+    def timed(name: str, seconds: float) -> Callable[[int], Callable[[], None]]:
         def work() -> None:
+            nonlocal now
+            now += seconds
             order.append(name)
-            time.sleep(seconds)
 
         return lambda number: work
 
-    assert paired_ratio(timed("a", 0.02), timed("b", 0.01), 3).median > 1.3
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
+    assert paired_ratio(timed("a", 3.0), timed("b", 1.5), 3).median == 2.0
     assert order == ["a", "b", "b", "a", "a", "b", "b", "a"]  # each begins in turn, after a round that isn't timed
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -149,15 +151,23 @@ def test_what_a_person_can_mend_ends_with_its_code(
         main(["demo"])
 
 
-def test_a_reader_that_has_read_enough_is_no_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lines", [1, 10_000])
+def test_a_reader_that_has_read_enough_ends_the_command_without_a_word(lines: int) -> None:
     program = "import sys; from codmd import cli, commands\n"
-    program += "commands.MiniPath.run = lambda self: [print('x' * 1000) for _ in range(10_000)]\n"
-    program += "sys.exit(cli.main(['mini', 'path']))"
-    made = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert made.stdout is not None and made.stderr is not None
-    made.stdout.readline()
+    program += f"commands.MiniPath.run = lambda self: [print('x' * 1000) for _ in range({lines})]\n"
+    program += "sys.stdin.read(); sys.exit(cli.main(['mini', 'path']))"
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    made = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=plain,
+    )
+    assert made.stdin is not None and made.stdout is not None and made.stderr is not None
     made.stdout.close()
-    assert made.stderr.read() == b"" and made.wait() == 0
+    made.stdin.close()  # only now does it begin
+    assert made.stderr.read() == b"" and made.wait() == 128 + signal.SIGPIPE
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

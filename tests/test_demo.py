@@ -42,6 +42,38 @@ def test_a_quick_demo_makes_a_page_and_a_second_one_makes_nothing_again(
     assert {p: p.stat().st_mtime_ns for p in before} == before
 
 
+def test_times_add_up_over_sittings_and_what_was_there_takes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(demo.time, "monotonic", lambda: now)
+
+    def take(parts: demo.Parts, name: str, seconds: float, *, interrupted: bool = False) -> None:
+        nonlocal now
+        with parts.part(name, name):
+            now += seconds
+            if interrupted:
+                raise KeyboardInterrupt
+
+    first = demo.Parts(tmp_path, seed=0, quick=False)
+    take(first, "teacher", 150)
+    with pytest.raises(KeyboardInterrupt):
+        take(first, "dmd", 100, interrupted=True)
+    again = demo.Parts(tmp_path, seed=0, quick=False)
+    take(again, "teacher", 1)  # its clips were read from disk
+    take(again, "dmd", 170)
+    assert again.took == {"teacher": 150, "dmd": 270}
+    # This machine is twice as slow as guessed: what is left takes twice its guess.
+    capsys.readouterr()
+    take(again, "codmd", 1)
+    left = 2 * sum(seconds for name, seconds in demo.GUESS.items() if name not in ("teacher", "dmd"))
+    assert f"(about {demo.clock(left)} left in all)" in capsys.readouterr().out
+    other = demo.Parts(tmp_path, seed=1, quick=False)
+    take(other, "teacher", 1)  # the clips are all seeds'
+    assert other.took == {"teacher": 150}
+    assert demo.Parts(tmp_path, seed=0, quick=True).took == {}
+
+
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="a file"):

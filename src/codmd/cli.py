@@ -1,8 +1,8 @@
 """The command line: parse, run, and turn what a person can mend into one line.
 
 Exit codes: 0 done; 2 something the person can mend (one line on stderr, no traceback); 3 a training whose losses or
-gradients stayed non-finite; 130 interrupted, 143 terminated; 1 a mistake of ours, with its traceback.
-CODMD_TRACEBACK=1 shows the traceback in every case.
+gradients stayed non-finite; 130 interrupted, 141 nobody read on, 143 terminated; 1 a mistake of ours, with its
+traceback. CODMD_TRACEBACK=1 shows the traceback in every case.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tyro.extras import SubcommandApp
 from codmd import __version__, commands
 from codmd.errors import UserError, exit_code, explain
 
-DONE, INTERRUPTED = 0, 130
+DONE, INTERRUPTED, UNREAD = 0, 130, 141
 
 GROUPS: dict[str, Any] = {
     "demo": commands.Demo,
@@ -45,8 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args == ["--version"]:
             print(f"codmd {__version__}")
-            return DONE
-        parse(args).run()
+        else:
+            parse(args).run()
+        sys.stdout.flush()  # so that a reader that is gone is noticed here
         return DONE
     except KeyboardInterrupt:
         if os.environ.get("CODMD_TRACEBACK") == "1":
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # whoever read has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
+        return UNREAD
     except Exception as error:
         message = explain(error)
         if message is None or os.environ.get("CODMD_TRACEBACK") == "1":

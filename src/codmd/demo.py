@@ -53,15 +53,22 @@ GUESS = {"teacher": 75, "dmd": 135, "codmd": 125, "students": 20, "measures": 10
 
 
 class Parts:
-    """Says which part begins and how long all of it will take; adds up what each part took, over all sittings."""
+    """Says which part begins and how long all of it will take; adds up what each part took, over all sittings.
 
-    def __init__(self, out: Path, name: str) -> None:
-        self.file = out / f"timings-{name}.json"
-        known = json.loads(self.file.read_text()) if self.file.is_file() else {}
-        self.took: dict[str, float] = known.get("seconds", {})
-        self.done: list[str] = known.get("done", [])
+    A part belongs to a seed, but for the teacher's clips, which all seeds share.
+    """
+
+    def __init__(self, out: Path, *, seed: int, quick: bool) -> None:
+        self.file = out / "timings.json"
+        self.all: dict[str, float] = json.loads(self.file.read_text()) if self.file.is_file() else {}
+        size = " (quick)" if quick else ""
+        self.keys = {name: f"{name}{'' if name == 'teacher' else f', seed {seed}'}{size}" for name in GUESS}
         self.guessed = self.spent = 0.0
         self.left = dict(GUESS)
+
+    @property
+    def took(self) -> dict[str, float]:
+        return {name: self.all[key] for name, key in self.keys.items() if key in self.all}
 
     @contextmanager
     def part(self, name: str, what: str) -> Iterator[None]:
@@ -69,22 +76,15 @@ class Parts:
         number = len(GUESS) - len(self.left) + 1
         about = clock(pace * sum(self.left.values()))
         print(f"[{number}/{len(GUESS)}] {what} (about {about} left in all)", flush=True)
-        begun, guess = time.monotonic(), self.left.pop(name)
+        begun, guess, before = time.monotonic(), self.left.pop(name), self.took.get(name, 0.0)
         try:
             yield
-        except BaseException:
-            self._note(name, time.monotonic() - begun)
-            raise
-        if name not in self.done:  # what was there already says nothing of the pace
+        finally:
             spent = time.monotonic() - begun
-            self.guessed, self.spent = self.guessed + guess, self.spent + spent
-            self.done.append(name)
-            self._note(name, spent)
-
-    def _note(self, name: str, spent: float) -> None:
-        """What was interrupted and gone on with took both sittings."""
-        self.took[name] = self.took.get(name, 0.0) + spent
-        write_whole(self.file, json.dumps({"seconds": self.took, "done": self.done}, indent=1).encode())
+            if not before or spent > 0.05 * guess:  # else it was there already, and was only read again
+                self.all[self.keys[name]] = before + spent
+                write_whole(self.file, json.dumps(self.all, indent=1).encode())
+            self.guessed, self.spent = self.guessed + guess, self.spent + self.took[name]
 
 
 def run(*, out: Path, quick: bool = False, seed: int = 0, base: str = "mini") -> Path:
@@ -109,7 +109,7 @@ def run(*, out: Path, quick: bool = False, seed: int = 0, base: str = "mini") ->
     captions = [caption for caption in evaluation_prompts(scale.prompts) for _ in range(scale.seeds)]
     seeds = [s for _ in range(scale.prompts) for s in range(scale.seeds)]
     out.mkdir(parents=True, exist_ok=True)
-    parts = Parts(out, f"seed{seed}{'-quick' if quick else ''}")
+    parts = Parts(out, seed=seed, quick=quick)
 
     samples: dict[str, Samples] = {}
     with parts.part("teacher", f"{len(captions)} clips by the teacher"):

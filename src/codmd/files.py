@@ -32,6 +32,15 @@ def replacing(path: Path) -> Iterator[Path]:
         aside.unlink(missing_ok=True)
 
 
+def sync(path: Path) -> None:
+    """Waits until a file, or a folder's entries, are on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def read_json_object(file: Path) -> dict[str, Any]:
     """The object in a JSON file; whatever is wrong with it is said in one line."""
     try:

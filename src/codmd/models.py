@@ -65,7 +65,7 @@ class Model:
         """One hash over every file that decides what it makes: its transformer, and its base's other parts."""
         digest = hashlib.sha256()
         for folder in (weights_folder(self.folder), *(self.pipeline.folder / part for part in SURROUNDINGS)):
-            for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")):
                 with path.open("rb") as handle:
                     content = hashlib.file_digest(handle, "sha256").hexdigest()
                 digest.update(f"{folder.name}/{path.relative_to(folder).as_posix()} {content}\n".encode())
@@ -79,13 +79,15 @@ class Model:
         return self.pipeline.text.encode(prompts)
 
 
-def load_model(ref: str | Path) -> Model:
-    """The model that `ref` names; whatever is wrong with it is a one-line `UserError`."""
+def load_model(ref: str | Path, device: str | None = None) -> Model:
+    """The model that `ref` names, by default on a GPU where there is one; whatever is wrong with it is a one-line
+    `UserError`."""
     ref = str(ref)
     folder = resolve(ref)
+    on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if (folder / "model_index.json").is_file():
-        return _load_teacher(ref, folder)
-    return _load_student(ref, folder)
+        return _load_teacher(ref, folder, on)
+    return _load_student(ref, folder, on)
 
 
 def resolve(ref: str) -> Path:
@@ -130,7 +132,7 @@ def with_shift(model: Model, shift: float | None) -> Model:
 
 def weights_folder(folder: Path) -> Path:
     """Where the transformer's own files lie."""
-    return folder / ("student" if (folder / "student").is_dir() else "transformer")
+    return folder / ("transformer" if (folder / "model_index.json").is_file() else "student")
 
 
 def check_weights(folder: Path) -> None:
@@ -151,11 +153,10 @@ def check_weights(folder: Path) -> None:
 # ---- kinds ---------------------------------------------------------------------------------------
 
 
-def _load_teacher(ref: str, folder: Path) -> Model:
+def _load_teacher(ref: str, folder: Path, device: torch.device) -> Model:
     for name in ("transformer", "text_encoder", "vae"):
         check_weights(folder / name)
     pipeline = load_pipeline(folder)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for module in (pipeline.network, pipeline.text.model, pipeline.codec.vae):
         module.to(device)
     return Model(
@@ -168,7 +169,7 @@ def _load_teacher(ref: str, folder: Path) -> Model:
     )
 
 
-def _load_student(ref: str, folder: Path) -> Model:
+def _load_student(ref: str, folder: Path, device: torch.device) -> Model:
     from diffusers import WanTransformer3DModel
 
     file = folder / "sampling.json"
@@ -180,7 +181,7 @@ def _load_student(ref: str, folder: Path) -> Model:
             f"got {json.dumps(facts)[:120]}"
         )
     check_weights(folder / "student")
-    teacher = _load_base(file, base)
+    teacher = _load_base(file, base, device)
     try:
         with quiet_loading(folder / "student"):
             transformer = WanTransformer3DModel.from_pretrained(folder / "student", local_files_only=True)
@@ -197,25 +198,24 @@ def _load_student(ref: str, folder: Path) -> Model:
             )
     own = {key: facts[key] for key in ("guidance", "frames", "height", "width") if facts.get(key) is not None}
     defaults = {**vars(teacher.defaults), "guidance": 1.0, "steps": len(times), **own}
-    network = WanNetwork(transformer).to(next(teacher.network.parameters()).device)
     return Model(
         ref=ref,
         kind="student",
         folder=folder,
         pipeline=teacher.pipeline,
-        network=network,
+        network=WanNetwork(transformer).to(device),
         defaults=from_mapping(Defaults, defaults, str(file)),
         times=tuple(float(t) for t in times),
         about=facts,
     )
 
 
-def _load_base(file: Path, base: str) -> Model:
+def _load_base(file: Path, base: str, device: torch.device) -> Model:
     """The pipeline that a student goes with; a relative path is looked up from here and from the student."""
     places = [base] if base == "mini" else [base, str(file.parent / base)]
     for place in places:
         if place == "mini" or (Path(place) / "model_index.json").is_file():
-            return _load_teacher(place, resolve(place))
+            return _load_teacher(place, resolve(place), device)
     raise UserError(f'{file}: its base {base} is no pipeline folder on this machine; set "base" to where it lies now')
 
 

@@ -218,8 +218,10 @@ def _make(
 
 def identity(model: Model, settings: Settings) -> dict[str, Any]:
     """What, beside prompt and seed, decides how a clip looks."""
-    own = model.times if model.times is not None else dict(model.pipeline.scheduler.config)
-    return {**vars(settings), "model_sha256": model.sha256, "sampler": own}
+    scheduler = model.pipeline.scheduler
+    own = {name: value for name, value in scheduler.config.items() if not name.startswith("_")}  # which say no more
+    sampler = model.times if model.times is not None else {**own, "class": type(scheduler).__name__}
+    return {**vars(settings), "model_sha256": model.sha256, "sampler": sampler}
 
 
 def magnified(settings: Settings, scale: int | None) -> int:

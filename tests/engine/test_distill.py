@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def test_a_recipe_that_a_person_wrote_is_not_written_over(tmp_path: Path) -> Non
     recipe = runs.recipe("train.iterations=1")
     written = "# mine\n" + to_toml(recipe)
     (tmp_path / "recipe.toml").write_text(written)
-    with pytest.raises(UserError, match="no checkpoint to go on from"):
+    with pytest.raises(UserError, match="not written by a run"):
         distill(recipe, tmp_path)
     assert (tmp_path / "recipe.toml").read_text() == written
 
@@ -163,7 +164,9 @@ def test_a_run_that_died_before_its_first_checkpoint_begins_its_curve_anew(tmp_p
     with pytest.raises(RuntimeError, match="a crash"):
         distill(recipe, tmp_path / "run", score=runs.score, on_step=die)
     assert not checkpoint.committed(tmp_path / "run")
+    recipe = runs.recipe(*CURVE, "train.iterations=2", "train.batch=2")  # it may have been too large
     distill(recipe, tmp_path / "run", score=runs.score)
+    assert load_recipe(tmp_path / "run" / "recipe.toml") == recipe
     curve = read_json_lines(tmp_path / "run" / "learning_curve.jsonl")
     assert [point["step"] for point in curve] == [0, 2]
 
@@ -213,6 +216,24 @@ def test_the_best_checkpoint_is_chosen_by_the_rule_and_outlives_the_newest(tmp_p
     misspelt = runs.recipe(*CURVE, "train.choose=best:totl")
     with pytest.raises(UserError, match=r"train\.choose.*total"):
         distill(misspelt, tmp_path / "other", score=lambda videos, captions: {"total": 1.0})
+
+
+def test_a_tracker_hears_of_the_curve_and_again_of_the_point_at_which_it_resumes(tmp_path: Path) -> None:
+    heard: list[tuple[int, Mapping[str, Any]]] = []
+
+    class Listener:
+        def log(self, step: int, values: Mapping[str, Any]) -> None:
+            heard.append((step, values))
+
+        def close(self) -> None: ...
+
+    recipe = runs.recipe(*CURVE)
+    distill(recipe, tmp_path / "run", score=runs.score, trackers=[Listener()])
+    curve = [(step, values) for step, values in heard if "curve/dynamic_degree" in values]
+    assert [step for step, _ in curve] == [0, 2, 4, 6]
+    distill(recipe, tmp_path / "run", score=runs.score, trackers=[Listener()])  # it is done
+    step, values = heard[-1]
+    assert step == 6 and values["curve/dynamic_degree"] == curve[-1][1]["curve/dynamic_degree"]
 
 
 def test_it_warns_when_motion_falls_or_saturation_rises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

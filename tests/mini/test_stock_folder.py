@@ -59,7 +59,7 @@ def test_the_words_of_every_caption_are_known(stock: WanPipeline) -> None:
 
 
 def test_our_sampling_is_the_stock_call(stock: WanPipeline) -> None:
-    model = load_model("mini")
+    model = load_model("mini", "cpu")
     settings = Settings.of(model, steps=4)
     prompt = "a large blue square moves up, white background"
     stock.set_progress_bar_config(disable=True)

@@ -73,7 +73,7 @@ def test_a_training_that_is_cut_in_every_part_makes_the_same_folder(
     tmp_path: Path, tiny_rounds: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = TeacherConfig(stages=(TINY,))
-    whole = train_teacher.run(tmp_path / "whole", config=config)
+    whole = train_teacher.run(tmp_path / "whole", config=config, device="cpu")
     for module in (train_vae, train_transformer):
         monkeypatch.setattr(module, "SAVE_EVERY", 1)
     cut: list[str] = []
@@ -90,9 +90,9 @@ def test_a_training_that_is_cut_in_every_part_makes_the_same_folder(
         monkeypatch.setattr(module, "progress", once)
     for _ in range(4):
         with pytest.raises(KeyboardInterrupt):
-            train_teacher.run(tmp_path / "cut", config=config)
+            train_teacher.run(tmp_path / "cut", config=config, device="cpu")
     assert cut == ["autoencoder", "latents", "transformer, stage 1", "decoder"]
-    pieced = train_teacher.run(tmp_path / "cut", config=config)
+    pieced = train_teacher.run(tmp_path / "cut", config=config, device="cpu")
     files = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
     assert files == sorted(path.relative_to(pieced) for path in pieced.rglob("*") if path.is_file())
     assert all((whole / name).read_bytes() == (pieced / name).read_bytes() for name in files)
@@ -105,6 +105,8 @@ def test_a_wrong_folder_or_device_is_refused_before_anything_is_made(tmp_path: P
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="a file"):
         train_teacher.run(tmp_path / "file")
+    with pytest.raises(UserError, match="not empty"):
+        train_teacher.run(tmp_path)
     with pytest.raises(UserError, match="--device: gpu is not to be had"):
         train_teacher.run(tmp_path / "new", device="gpu")
     assert not (tmp_path / "new").exists()

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -33,7 +32,7 @@ from torch import Tensor
 from codmd.engine.learner import Learner
 from codmd.engine.loop import Trainer
 from codmd.errors import UserError
-from codmd.files import replacing
+from codmd.files import replacing, sync
 from codmd.networks import WanNetwork
 from codmd.recipe import to_toml
 
@@ -102,14 +101,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     with replacing(path) as aside:
         _write_json(aside, content)
     sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

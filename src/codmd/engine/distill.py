@@ -173,6 +173,9 @@ class Session:
         metrics = JsonLines(self.out / "metrics.jsonl", first)
         # The curve's point at step n is made before iteration n, and before the checkpoint of step n.
         self.curve = JsonLines(self.out / "learning_curve.jsonl", first + 1 if first else 0)
+        for point in self._points() if first else ():
+            if point["step"] == first:  # which trackers, that begin anew at this step, have forgotten
+                self._track(first, point)
         self.teacher = self.validation.teacher(self.cache) if self.validation is not None else {}
         if self.metric and self.metric not in self.teacher:
             raise UserError(f"train.choose: no measure is called {self.metric}, {nearest(self.metric, self.teacher)}")
@@ -216,12 +219,15 @@ class Session:
         trainer = self.trainer
         scores = self.validation.student(trainer.roles.student, trainer.ema)
         self.curve.log(trainer.step, {"student_updates": trainer.student.updates, **scores})
-        for tracker in self.trackers:
-            tracker.log(trainer.step, {f"curve/{name}": value for name, value in scores.items()})
+        self._track(trainer.step, scores)
         for warning in warnings(scores, self.teacher, self.recipe.validation):
             print(f"warning: step {trainer.step}: {warning}", file=sys.stderr)
         leader = best(self._points(), self.metric) if self.metric else None
         return leader is not None and leader["step"] == trainer.step
+
+    def _track(self, step: int, scores: Mapping[str, Any]) -> None:
+        for tracker in self.trackers:
+            tracker.log(step, {f"curve/{name}": value for name, value in scores.items() if name != "step"})
 
     def _points(self) -> list[dict[str, Any]]:
         return read_json_lines(self.out / "learning_curve.jsonl")
@@ -251,11 +257,9 @@ def _check_folder(out: Path, recipe: Recipe, init: str | None, allow_changes: bo
         return None
     start = checkpoint.newest_whole(out, warn=lambda message: print(message, file=sys.stderr))
     if start is None:
-        if saved.read_text(encoding="utf-8") != to_toml(recipe) and not allow_changes:
-            raise UserError(
-                f"{out}: its recipe.toml is not this run's, and there is no checkpoint to go on from; "
-                "give another --out, or --allow-changes to begin a run here"
-            )
+        # A run that ended before its first checkpoint may begin anew, with another recipe too: nothing is lost.
+        if not (out / "metrics.jsonl").is_file() and saved.read_text(encoding="utf-8") != to_toml(recipe):
+            raise UserError(f"{out}: its recipe.toml was not written by a run, and would be lost; give another --out")
         return None
     changes = [
         str(c) for c in diff(parse_recipe((start / "recipe.toml").read_text(encoding="utf-8"), str(saved)), recipe)
@@ -278,7 +282,7 @@ MADE_OF = {"base_sha256": "the teacher's weights", "prompts_sha256": "the prompt
 def _check_made_of(start: Path, now: Mapping[str, Any]) -> None:
     """Refuses to go on with another teacher, or other prompts, under the same name."""
     before = json.loads((start / "sampling.json").read_text(encoding="utf-8"))
-    changed = [what for key, what in MADE_OF.items() if before[key] != now[key]]
+    changed = [what for key, what in MADE_OF.items() if before.get(key) != now[key]]
     if changed:
         raise UserError(
             f"{start}: {' and '.join(changed)} have changed since (SHA-256); give another --out for a new run, "

@@ -62,10 +62,8 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 class TensorBoard:
     def __init__(self, folder: Path, start: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UserError('TensorBoard is not installed: pip install "codmd[track]"') from None
+        from torch.utils.tensorboard import SummaryWriter
+
         self.writer = SummaryWriter(str(folder), purge_step=start)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
@@ -78,10 +76,8 @@ class TensorBoard:
 
 class WeightsAndBiases:
     def __init__(self, folder: Path) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise UserError('wandb is not installed: pip install "codmd[track]"') from None
+        import wandb
+
         # The folder is the run: going on with it goes on with its page.
         identity = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest()
         self.run = wandb.init(project="codmd", name=folder.name, dir=str(folder), id=identity, resume="allow")
@@ -146,9 +142,14 @@ def summary(record: Mapping[str, Any]) -> str:
     return ", ".join(f"{label} {record[name]:.3g}" for name, label in shown.items() if name in record)
 
 
+TRACKERS = ("tensorboard", "wandb")
+
+
 def check_trackers(names: Sequence[str]) -> None:
-    """Refuses a tracker whose package is not there, before a run begins."""
+    """Refuses a tracker that is unknown, or whose package is not there, before a run begins."""
     for name in names:
+        if name not in TRACKERS:
+            raise UserError(f'unknown tracker "{name}", known: {", ".join(TRACKERS)}')
         if find_spec(name) is None:
             raise UserError(f'train.track: {name} is not installed: pip install "codmd[track]"')
 
@@ -159,7 +160,5 @@ def open_trackers(names: Sequence[str], folder: Path, start: int) -> list[Tracke
         "tensorboard": lambda: TensorBoard(folder / "tensorboard", start),
         "wandb": lambda: WeightsAndBiases(folder),
     }
-    for name in names:
-        if name not in known:
-            raise UserError(f'unknown tracker "{name}", known: {", ".join(known)}')
+    check_trackers(names)
     return [known[name]() for name in names]

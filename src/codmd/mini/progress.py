@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from codmd.errors import UserError
+from codmd.files import replacing, sync
 
 SAY_EVERY = 20  # steps
 
@@ -67,8 +68,11 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     yield aside
+    for path in (*aside.rglob("*"), aside):
+        sync(path)
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
+    sync(folder.parent)
 
 
 class TrainingState:
@@ -94,12 +98,8 @@ class TrainingState:
             groups[name] = saved["param_groups"]
             for index, entry in saved["state"].items():
                 tensors |= {f"{name}|{index}|{k}": torch.as_tensor(v).contiguous() for k, v in entry.items()}
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        aside = self.file.with_suffix(".writing")
-        save_file(tensors, aside, metadata={"step": str(step), "groups": json.dumps(groups)})
-        with aside.open("rb") as handle:
-            os.fsync(handle.fileno())
-        aside.replace(self.file)
+        with replacing(self.file) as aside:
+            save_file(tensors, aside, metadata={"step": str(step), "groups": json.dumps(groups)})
 
     def save_every(self, interval: int, step: int, steps: int) -> None:
         if step % interval == 0 or step == steps:

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from transformers import UMT5EncoderModel
 
 from codmd.errors import UserError
-from codmd.files import write_whole
+from codmd.files import replacing, write_whole
 from codmd.mini.progress import in_order, progress, whole_folder
 from codmd.mini.train_transformer import SCHEDULE_SHIFT, Stage, scene, train_transformer
 from codmd.mini.train_vae import sharpen_decoder, train_vae
@@ -72,9 +72,8 @@ def encode_clips(
     videos = in_order(Clips(seed, stage.pairs), start, shards.stop, device)
     for shard, bar in progress("latents", start, shards.stop):
         latents = torch.cat([codec.encode(part) for part in next(videos).split(10 if device.type == "cpu" else SHARD)])
-        aside = files[shard].with_suffix(".writing")
-        save_file({"latents": latents.half().cpu().contiguous()}, aside)
-        aside.replace(files[shard])
+        with replacing(files[shard]) as aside:
+            save_file({"latents": latents.half().cpu().contiguous()}, aside)
         bar(f"{(shard + 1) * SHARD - first} clips")
     return torch.cat([load_file(file)["latents"] for file in files.values()])
 
@@ -120,6 +119,10 @@ def _claim(out: Path, config: TeacherConfig) -> None:
     said = json.loads(json.dumps(asdict(config)))
     file = out / "training.json"
     if not file.is_file():
+        if out.exists() and any(out.iterdir()):
+            raise UserError(
+                f"{out}: not empty, and not the folder of such a training (no training.json); another --out"
+            )
         write_whole(file, (json.dumps(said, indent=2) + "\n").encode())
     elif json.loads(file.read_text(encoding="utf-8")) != said:
         raise UserError(f"{out}: a training with other settings lies here (see {file}); give another --out")
@@ -136,10 +139,10 @@ def run(
     on = _device(device)
     torch.backends.cudnn.benchmark = on.type == "cuda"
     _claim(out, config)
-    if (out / "vae").is_dir():
-        vae = AutoencoderKLWan.from_pretrained(out / "vae")
-    else:
-        vae = train_vae(out, seed=config.seed, device=on)
+    if not (out / "vae").is_dir():
+        train_vae(out, seed=config.seed, device=on)
+    # From its folder in any case: what training leaves in memory lies otherwise, and would round otherwise.
+    vae = AutoencoderKLWan.from_pretrained(out / "vae")
     first = 0
     for number, stage in enumerate(config.stages, 1):
         if not (out / f"stage-{number}" / "trained").exists():

@@ -51,7 +51,7 @@ def load_pipeline(folder: str | Path) -> Pipeline:
     folder = Path(folder)
     facts = read_json_object(folder / FACTS) if (folder / FACTS).is_file() else {}
     size = facts.get("size", NATIVE_SIZE)
-    if len(size) != 3 or not all(isinstance(n, int) and n > 0 for n in size):
+    if not isinstance(size, list | tuple) or len(size) != 3 or not all(isinstance(n, int) and n > 0 for n in size):
         raise UserError(f"{folder / FACTS}: size: expected frames, height and width, got {size}; copy the model again")
     if not (folder / "model_index.json").is_file():
         what = "no such folder" if not folder.exists() else "it has no model_index.json"

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from codmd.errors import UserError
 from codmd.evaluation import MiniScores, compare
 from codmd.reproduce.plan import BASELINE, VARIANTS, Plan
 from codmd.reproduce.statistics import Estimate, bootstrap_total, by_clip, over_seeds
@@ -69,6 +70,8 @@ class Results:
     def read(cls, plan: Plan, out: Path) -> Results:
         full = replace(plan, only=(), seeds=None)
         facts = json.loads((out / "teacher.json").read_text(encoding="utf-8"))
+        if "untaught" not in facts:
+            raise UserError(f"{out / 'teacher.json'}: not complete; run codmd reproduce without --report-only once")
         teacher, untaught = (MiniScores.load(out / "scores" / f"{facts[k]}.json") for k in ("scores", "untaught"))
         planned = {(run.variant, run.seed) for run in full.runs}
         outcomes, failed, missing = [], {}, []

@@ -45,13 +45,16 @@ def prepare(plan: Plan, out: Path) -> None:
         result(plan, out, run)  # refuses a folder with other runs before anything is computed
     base = with_shift(load_model(recipe.model.base), recipe.model.teacher_shift)
     facts = out / "teacher.json"
-    if facts.is_file() and json.loads(facts.read_text(encoding="utf-8"))["sha256"] != base.sha256:
+    if facts.is_file() and json.loads(facts.read_text(encoding="utf-8")).get("sha256") != base.sha256:
         raise UserError(f"{facts}: those runs had another teacher (its weights were others); give another --out")
     captions, seeds = evaluation_clips(plan.prompts, plan.clips)
     settings = teacher_settings(base, recipe)
     untaught = as_student(base, recipe.rollout.steps)
     said: dict[str, Any] = {"sha256": base.sha256, "asked": asked(plan)}
-    for name, model, how in (("scores", base, settings), ("untaught", untaught, Settings.of(untaught))):
+    for name, model, how in (
+        ("scores", base, settings),
+        ("untaught", untaught, Settings.of(untaught, **vars(recipe.video))),
+    ):
         score_model(model, captions, seeds, out / "scores", settings=how)
         said[name] = scores_key(model, how, captions, seeds)
     write_json(facts, said)
@@ -129,7 +132,8 @@ def result(plan: Plan, out: Path, run: Run) -> dict[str, Any] | None:
         return None
     content = json.loads(path.read_text(encoding="utf-8"))
     changes = [str(c) for c in diff(parse_recipe(content["recipe"], str(path)), run.recipe)]
-    changes += [f"{k}: {content['asked'][k]} -> {v}" for k, v in asked(plan).items() if content["asked"][k] != v]
+    before = content.get("asked", {})
+    changes += [f"{k}: {before.get(k)} -> {v}" for k, v in asked(plan).items() if before.get(k) != v]
     if changes:
         raise UserError(f"{path}: that run was another ({'; '.join(changes)}); give another --out")
     return content
