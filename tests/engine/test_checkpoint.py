@@ -70,8 +70,9 @@ def test_every_file_is_safetensors_json_or_toml(tmp_path: Path) -> None:
     trainer.iterate()
     folder = save(tmp_path, trainer)
     readers = {".safetensors": load_file, ".json": lambda p: json.loads(p.read_text()), ".toml": load_recipe}
-    for path in (p for p in folder.rglob("*") if p.is_file()):
-        readers[path.suffix](path)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == set(readers)
+    assert all(readers[path.suffix](path) for path in files)  # each reads as what it is called, and holds something
 
 
 def test_a_crash_at_any_moment_of_a_save_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
