@@ -220,6 +220,23 @@ def test_pooling_keeps_channels_and_ignores_where_in_space():
     torch.testing.assert_close(pool_frames(x).mean(1), pool_samples(x))
 
 
+def test_a_grid_of_cells_sees_where_things_are():
+    """The grid's cells average to the plain mean; a thing that moves turns the frames' vectors only with a grid."""
+    x = randn(2, 6, 5, 4, 6)
+    cells = pool_frames(x, 2)
+    assert cells.shape == (*x.shape[:1], x.shape[2], 4 * x.shape[1])
+    torch.testing.assert_close(cells.unflatten(-1, (x.shape[1], 4)).mean(-1), pool_frames(x))
+    torch.testing.assert_close(pool_samples(x, 2), cells.mean(dim=1))
+
+    moving = torch.zeros(1, 2, 2, 4, 4)
+    moving[0, :, 0, :2, :2], moving[0, :, 1, 2:, 2:] = 1, 1
+    assert relation_matrix(pool_frames(moving))[0, 0, 1] == pytest.approx(1)
+    assert relation_matrix(pool_frames(moving, 2))[0, 0, 1] == pytest.approx(0)
+    assert frame_relation_loss(moving, moving.flip(1), moving, pool_grid=2).shape == (1,)
+    with pytest.raises(UserError, match="pool_grid"):
+        pool_frames(moving, 5)
+
+
 def test_matrix_is_torchs_cosine():
     features = randn(3, 5, 6)
     expected = torch.cosine_similarity(features.unsqueeze(-2), features.unsqueeze(-3), dim=-1)

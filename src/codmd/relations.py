@@ -38,6 +38,7 @@ def relational_loss(
     batch_weight: float = 0.1,
     frame_weight: float = 0.1,
     form: str = "residual",
+    pool_grid: int = 1,
     group: dist.ProcessGroup | None = None,
     release_batch_scaling: bool = False,
 ) -> Float[Tensor, ""]:
@@ -57,21 +58,28 @@ def relational_loss(
         if not (weight >= 0 and math.isfinite(weight)):
             raise UserError(f"relational loss: {name} must be a number from 0 up, got {weight}: try 0.1")
     _check(x, real, fake, tau, form)
-    loss = frame_weight * frame_relation_loss(x, real, fake, tau=tau, form=form).mean()
+    loss = frame_weight * frame_relation_loss(x, real, fake, tau=tau, form=form, pool_grid=pool_grid).mean()
     if batch_weight:  # without weight there is nothing to gather for
         rows = batch_relation_loss(
-            x, real, fake, tau=tau, form=form, group=group, release_batch_scaling=release_batch_scaling
+            x,
+            real,
+            fake,
+            tau=tau,
+            form=form,
+            pool_grid=pool_grid,
+            group=group,
+            release_batch_scaling=release_batch_scaling,
         )
         loss = loss + batch_weight * rows.mean()
     return loss
 
 
 def frame_relation_loss(
-    x: Latents, real: Latents, fake: Latents, *, tau: float = 0.1, form: str = "residual"
+    x: Latents, real: Latents, fake: Latents, *, tau: float = 0.1, form: str = "residual", pool_grid: int = 1
 ) -> Float[Tensor, " batch"]:
     """Frame level, Eq. 10 before its mean over samples: the frames of each video. Uses no collective."""
     _check(x, real, fake, tau, form)
-    S_stu, S_real, S_fake = (relation_matrix(pool_frames(z)) for z in (x, real.detach(), fake.detach()))
+    S_stu, S_real, S_fake = (relation_matrix(pool_frames(z, pool_grid)) for z in (x, real.detach(), fake.detach()))
     return relational_kl(S_stu, S_real, S_fake, tau, form).mean(dim=-1)
 
 
@@ -82,6 +90,7 @@ def batch_relation_loss(
     *,
     tau: float = 0.1,
     form: str = "residual",
+    pool_grid: int = 1,
     group: dist.ProcessGroup | None = None,
     release_batch_scaling: bool = False,
 ) -> Float[Tensor, " rows"]:
@@ -92,20 +101,31 @@ def batch_relation_loss(
     out, so that its batch term is 1/world-size of the written one: ``release_batch_scaling`` does the same.
     """
     _check(x, real, fake, tau, form)
-    features = torch.stack([pool_samples(z) for z in (x, real.detach(), fake.detach())], dim=1)
+    features = torch.stack([pool_samples(z, pool_grid) for z in (x, real.detach(), fake.detach())], dim=1)
     features = gather_samples(features, group, averaged=not release_batch_scaling)
     S_stu, S_real, S_fake = relation_matrix(features.transpose(0, 1))
     return relational_kl(S_stu, S_real, S_fake, tau, form)
 
 
-def pool_samples(x: Latents) -> Float[Tensor, "batch channels"]:
-    """One C-vector a video: the mean over frames and space (R3), in float32 or better."""
-    return x.mean(dim=(2, 3, 4), dtype=_precision(x))
+def pool_samples(x: Latents, grid: int = 1) -> Float[Tensor, "batch features"]:
+    """One vector a video: the mean over frames and space (R3), in float32 or better; see `pool_frames`."""
+    return x.mean(dim=(2, 3, 4), dtype=_precision(x)) if grid == 1 else pool_frames(x, grid).mean(dim=1)
 
 
-def pool_frames(x: Latents) -> Float[Tensor, "batch frames channels"]:
-    """One C-vector a frame: the mean over space (R3), in float32 or better."""
-    return x.mean(dim=(3, 4), dtype=_precision(x)).transpose(1, 2)
+def pool_frames(x: Latents, grid: int = 1) -> Float[Tensor, "batch frames features"]:
+    """One vector a frame: the mean over space (R3), in float32 or better.
+
+    That mean doesn't say where something is: an object that crosses a plain background leaves it as it was. With
+    `grid` = n, not the paper's, each of n x n cells has a mean of its own, and the vector n² C entries.
+    """
+    if grid == 1:
+        return x.mean(dim=(3, 4), dtype=_precision(x)).transpose(1, 2)
+    if not 1 <= grid <= min(x.shape[3:]):
+        raise UserError(
+            f"relations: pool_grid must be from 1 to {min(x.shape[3:])} for latents of this size, got {grid}"
+        )
+    frames = x.to(_precision(x)).transpose(1, 2)
+    return torch.nn.functional.adaptive_avg_pool2d(frames.flatten(0, 1), grid).reshape(*frames.shape[:2], -1)
 
 
 def relation_matrix(features: Float[Tensor, "*lead n channels"]) -> Float[Tensor, "*lead n n"]:

@@ -20,6 +20,7 @@ class ObjectiveConfig:
     frame_weight: float = 0.1  # lambda_frame of Eq. 11
     tau: float = 0.1  # temperature of the row softmax in Eq. 8
     space: str = "x0"  # what S_real and S_fake are built from (R2)
+    pool_grid: int = 1  # features are means over space (R3), or over each of n x n cells of it
     release_batch_scaling: bool = False  # 1/world-size of the batch term, as in the authors' release (R11)
 
     def __post_init__(self) -> None:
@@ -29,5 +30,6 @@ class ObjectiveConfig:
         check_number("batch_weight", self.batch_weight, at_least=0)
         check_number("frame_weight", self.frame_weight, at_least=0)
         check_number("tau", self.tau, above=0)
+        check_number("pool_grid", self.pool_grid, at_least=1)
         if self.method == "direct" and self.space == "score":
             raise UserError('space: "score" does not go with method "direct", which compares with x: use "x0"')

@@ -27,12 +27,13 @@ def codmd(
             *inputs,
             tau=config.tau,
             form=form,
+            pool_grid=config.pool_grid,
             group=group,
             release_batch_scaling=config.release_batch_scaling,
         )
         terms += (Term("batch", config.batch_weight, rows),)
     if "frame" in levels:
-        videos = frame_relation_loss(*inputs, tau=config.tau, form=form)
+        videos = frame_relation_loss(*inputs, tau=config.tau, form=form, pool_grid=config.pool_grid)
         terms += (Term("frame", config.frame_weight, videos),)
     return terms
 
