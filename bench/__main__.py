@@ -15,6 +15,7 @@ import torch
 import codmd
 from bench.denoising import student_against_teacher
 from bench.memory import peak
+from bench.schedule import against_release, evaluations_of_both
 from bench.timing import Ratio
 from bench.training import codmd_against_dmd, step_against_passes, trainer
 from codmd.errors import UserError
@@ -73,7 +74,9 @@ def measure(base: str, quick: bool, scale: float) -> list[Line]:
     """All of it. `quick` shows that everything runs, and proves nothing."""
     model = load_model(base)
     small = ("train.batch=2",) if quick else ()
-    rounds = {name: max(2, round(scale * n)) for name, n in {"denoise": 7, "step": 24, "bare": 12}.items()}
+    rounds = {
+        name: max(2, round(scale * n)) for name, n in {"denoise": 7, "step": 24, "bare": 12, "schedule": 6}.items()
+    }
     if quick:
         rounds = dict.fromkeys(rounds, 2)
 
@@ -86,6 +89,9 @@ def measure(base: str, quick: bool, scale: float) -> list[Line]:
     steps = codmd_against_dmd(model, rounds["step"], *small)
     say("a step and its network passes")
     bare = step_against_passes(model, rounds["bare"], "codmd", *small)
+    say("the authors' schedule")
+    counted, release = evaluations_of_both(model, *small)
+    schedule = against_release(model, rounds["schedule"], *small)
     say("memory")
     ours, theirs = (peak(trainer(model, method, *small)) for method in ("codmd", "dmd"))
     mib = 2**20
@@ -95,6 +101,18 @@ def measure(base: str, quick: bool, scale: float) -> list[Line]:
         timed("CoDMD / DMD, an iteration in which the student learns", steps["turn"], must=1.03, aim=1.01),
         timed("CoDMD / DMD, a cycle of iterations", steps["cycle"], must=1.03, aim=1.01),
         timed("training / bare network passes, a cycle of CoDMD", bare, aim=1.05),
+        Line(
+            what="network evaluations of a sample in five iterations",
+            value=counted,
+            must=32.5,
+            detail="forwards; a backward is two",
+        ),
+        Line(
+            what="the same by the authors' schedule",
+            value=release,
+            detail="forwards; a backward is two",
+        ),
+        timed("our schedule / the authors', four times five iterations", schedule, aim=0.77),
         Line(
             what="CoDMD / DMD, peak memory",
             value=ours.total / theirs.total,
@@ -141,7 +159,10 @@ round to round; the figure is the median of the paired ratios, with an interval 
 six pairs on). "Denoising only" leaves out text encoding and decoding. "Bare network passes" are the forwards and
 backwards of an iteration on tensors of the same shapes, without noise, losses, clipping, optimizers or records: a
 student's forward for each step before the exit and at it, guided teacher and fake network on its result, the fake
-network's own forward, and the two backwards. Memory is the profiler's count of every allocation in an iteration in
+network's own forward, and the two backwards. The authors' schedule is that of their release: it simulates three steps
+whatever the exit and then picks one, and rolls out anew for the fake network; networks, objective, optimizers and batch
+are the same. Its evaluations and ours are counted as the networks are called, and both are timed, over iterations in
+which every exit occurs equally often. Memory is the profiler's count of every allocation in an iteration in
 which the student learns, beside the weights and the optimizers' moments; the count is exact and the same each time.
 """
 

@@ -25,14 +25,17 @@ class Ratio:
 Timed = Callable[[], None]
 
 
-def paired_ratio(first: Callable[[int], Timed], second: Callable[[int], Timed], rounds: int) -> Ratio:
+def paired_ratio(
+    first: Callable[[int], Timed], second: Callable[[int], Timed], rounds: int, *, parts: int = 1
+) -> Ratio:
     """Seconds of `first` over seconds of `second`, round by round.
 
     Each takes the round's number and gives what is timed, so that what comes before it is not. Who begins
-    changes from round to round. One untimed round goes before.
+    changes from round to round. One untimed round goes before. A round may have `parts`, numbered through all
+    rounds and timed in turns as rounds are; its seconds are their sums.
     """
     times: list[tuple[float, float]] = []
-    for number in range(-1, rounds):
+    for number in range(-1, rounds * parts):
         pair = [0.0, 0.0]
         order = (0, 1) if number % 2 else (1, 0)
         for which in order:
@@ -44,7 +47,8 @@ def paired_ratio(first: Callable[[int], Timed], second: Callable[[int], Timed], 
             pair[which] = time.perf_counter() - begun
         if number >= 0:
             times.append((pair[0], pair[1]))
-    return ratio_of(times)
+    whole = [times[i : i + parts] for i in range(0, len(times), parts)]
+    return ratio_of([(sum(a for a, _ in part), sum(b for _, b in part)) for part in whole])
 
 
 def ratio_of(times: Sequence[tuple[float, float]]) -> Ratio:

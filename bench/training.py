@@ -8,7 +8,7 @@ import torch
 
 from bench.timing import Ratio, Timed, paired_ratio
 from codmd.data.streams import Draws, prompt_indices, sample_ids
-from codmd.engine.distill import assemble
+from codmd.engine.assembly import assemble
 from codmd.engine.loop import Trainer
 from codmd.models import Model
 from codmd.networks import TextCondition

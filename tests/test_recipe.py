@@ -67,7 +67,7 @@ def test_a_path_is_read_like_a_name(tmp_path: Path, mini: Recipe) -> None:
         ("train.micro_batch=5", "expected a divisor of batch = 16, got 5"),
         ("train.choose=best", 'expected "last" or "best:<metric>", got "best"'),
         ("train.betas=[0.9]", "expected a list of 2 numbers, got [0.9]"),
-        ("train.precision=fp16", 'expected one of "fp32", "bf16", got "fp16"'),
+        ("train.precision=fp16", 'expected one of "fp64", "fp32", "bf16", got "fp16"'),
         ("rollout.steps=[1, 0.5, 0.6]", "expected times that fall"),
         ("rollout.steps=[0.9, 0.5]", "expected a list that starts at 1.0"),
         ("rollout.steps=[1, 0]", "above 0 and at most 1, got 0.0"),

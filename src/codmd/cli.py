@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = explain(error)
         if message is None or os.environ.get("CODMD_TRACEBACK") == "1":
             raise
-        print(f"error: {message}", file=sys.stderr)
+        if not getattr(error, "told", False):
+            print(f"error: {message}", file=sys.stderr)
         return exit_code(error)
 
 

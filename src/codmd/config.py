@@ -10,7 +10,10 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from codmd.errors import UserError
 from codmd.schema import check, check_number
+
+FINAL_LAYER = "proj_out"  # of Wan's transformer; the output's norm before it has no weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,17 +86,19 @@ class TrainConfig:
     batch: int  # over all ranks and all micro-batches
     student_lr: float
     fake_lr: float
-    micro_batch: int | None = None  # None: the whole batch at once
+    micro_batch: int | None = None  # samples that a rank works on at once; None: all of its share
     student_every: int = 5  # the fake network learns at every iteration
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.01
     warmup: int = 0  # in updates of each network
     clip_norm: float = 10.0
-    precision: Literal["fp32", "bf16"] = "bf16"  # of the networks' arithmetic; weights stay fp32
+    precision: Literal["fp64", "fp32", "bf16"] = "bf16"  # of the networks' arithmetic; weights are fp32, or fp64
     ema_decay: float = 0.0  # 0: off; counted in student updates
+    ema_power: float = 0.0  # 0: off; gamma of a power schedule, which needs no decay
     ema_start: int = 0
     checkpoint_every: int = 0  # in iterations; 0: at the end only
     keep: int = 2
+    asynchronous: bool = False  # checkpoints are written while the training goes on
     choose: str = "last"  # or "best:<metric>"
     track: tuple[Literal["tensorboard", "wandb"], ...] = ()  # besides metrics.jsonl
 
@@ -107,6 +112,9 @@ class TrainConfig:
         for beta in self.betas:
             check_number("betas", beta, at_least=0, below=1)
         check_number("ema_decay", self.ema_decay, at_least=0, below=1)
+        check_number("ema_power", self.ema_power, at_least=0)
+        one = not (self.ema_decay and self.ema_power)
+        check(one, "ema_power", "0 where ema_decay is set: an average has one schedule", self.ema_power)
         if self.micro_batch is not None:
             check_number("micro_batch", self.micro_batch, at_least=1)
             divides = self.batch % self.micro_batch == 0
@@ -118,6 +126,58 @@ class TrainConfig:
     def best_metric(self) -> str | None:
         """The metric by which the checkpoint is chosen; None when the last one is."""
         return self.choose.removeprefix("best:") if self.choose != "last" else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """What student and fake network each add to the shared transformer, where `mode` is "adapter"."""
+
+    rank: int = 16
+    alpha: float = 16.0  # a layer becomes W + alpha/rank B A
+    targets: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")  # ends of names
+    final_layers: bool = False  # each of the two has a full copy of the output projection
+    base_dtype: Literal["bf16", "fp32"] = "bf16"  # of the frozen weights; an adapter's are always fp32
+
+    def __post_init__(self) -> None:
+        check_number("rank", self.rank, at_least=1)
+        check_number("alpha", self.alpha, above=0)
+        check(bool(self.targets), "targets", "at least one name of a linear layer", self.targets)
+        clash = self.final_layers and FINAL_LAYER in self.targets
+        check(not clash, "targets", f"no {FINAL_LAYER} where final_layers copies it in full", self.targets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How the ranks that torchrun started share the work: replicate x shard x context."""
+
+    replicate: int = 1  # whole copies of all weights
+    shard: int = 0  # ranks that share one copy; 0: the ranks that are left
+    context: int = 1  # ranks that share each sample's tokens
+    context_method: Literal["ulysses", "ring"] = "ulysses"
+
+    def __post_init__(self) -> None:
+        for key, least in (("replicate", 1), ("shard", 0), ("context", 1)):
+            check_number(key, getattr(self, key), at_least=least)
+
+    def degrees(self, world: int) -> tuple[int, int, int]:
+        """The mesh over `world` ranks; refused where they don't fill it."""
+        taken = self.replicate * self.context
+        shard = self.shard or max(world // taken, 1)
+        if taken * shard != world:
+            raise UserError(
+                f"parallel: {self.replicate} x {shard} x {self.context} (replicate x shard x context) ranks, and "
+                f"{world} were started: start {taken * shard} with torchrun, or change the recipe's degrees"
+            )
+        return self.replicate, shard, self.context
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeConfig:
+    """What trades time against memory, and never changes what is computed."""
+
+    checkpointing: Literal["none", "blocks", "selective"] = "none"  # of activations, in student and fake network
+    offload_teacher: bool = False  # its weights wait in the host's memory
+    compile: bool = False  # each block, by torch.compile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,11 @@ LINE_EVERY = 20.0  # seconds
 
 
 @contextlib.contextmanager
-def meter(title: str, total: float) -> Iterator[Advance]:
-    """Shows progress on stderr while the block runs."""
+def meter(title: str, total: float, *, shown: bool = True) -> Iterator[Advance]:
+    """Shows progress on stderr while the block runs; nothing where another process shows it."""
+    if not shown:
+        yield lambda done, said: None
+        return
     console = Console(stderr=True)
     if console.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())

@@ -21,7 +21,7 @@ import torch
 from codmd.errors import UserError
 from codmd.files import read_json_object
 from codmd.networks import GuidedTeacher, Pipeline, TextCondition, WanNetwork, load_pipeline, quiet_loading
-from codmd.networks.pipeline import FACTS
+from codmd.networks.pipeline import FACTS, LoadNetwork
 from codmd.schema import from_mapping
 
 EXPECTED = (
@@ -79,14 +79,14 @@ class Model:
         return self.pipeline.text.encode(prompts)
 
 
-def load_model(ref: str | Path, device: str | None = None) -> Model:
+def load_model(ref: str | Path, device: str | None = None, *, network: LoadNetwork | None = None) -> Model:
     """The model that `ref` names, by default on a GPU where there is one; whatever is wrong with it is a one-line
-    `UserError`."""
+    `UserError`. `network` makes a teacher's network from its folder, where it isn't to be loaded as a whole."""
     ref = str(ref)
     folder = resolve(ref)
     on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if (folder / "model_index.json").is_file():
-        return _load_teacher(ref, folder, on)
+        return _load_teacher(ref, folder, on, network)
     return _load_student(ref, folder, on)
 
 
@@ -153,11 +153,11 @@ def check_weights(folder: Path) -> None:
 # ---- kinds ---------------------------------------------------------------------------------------
 
 
-def _load_teacher(ref: str, folder: Path, device: torch.device) -> Model:
+def _load_teacher(ref: str, folder: Path, device: torch.device, network: LoadNetwork | None = None) -> Model:
     for name in ("transformer", "text_encoder", "vae"):
         check_weights(folder / name)
-    pipeline = load_pipeline(folder)
-    for module in (pipeline.network, pipeline.text.model, pipeline.codec.vae):
+    pipeline = load_pipeline(folder, network)
+    for module in (pipeline.text.model, pipeline.codec.vae, *(() if network else (pipeline.network,))):
         module.to(device)
     return Model(
         ref=ref,

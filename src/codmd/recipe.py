@@ -10,14 +10,17 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from codmd.config import (
+    AdapterConfig,
+    ComputeConfig,
     DataConfig,
     ModelConfig,
+    ParallelConfig,
     RenoiseConfig,
     RolloutConfig,
     TrainConfig,
@@ -38,6 +41,7 @@ class Recipe:
     name: str
     description: str = ""
     seed: int = 0
+    mode: Literal["full", "adapter"] = "full"  # three networks, or one frozen base with two LoRA adapters
     model: ModelConfig
     video: VideoConfig
     objective: ObjectiveConfig
@@ -46,10 +50,17 @@ class Recipe:
     train: TrainConfig
     data: DataConfig
     validation: ValidationConfig
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
 
     def __post_init__(self) -> None:
         check(bool(self.name.strip()), "name", "a name", self.name)
         check_number("seed", self.seed, at_least=0, below=2**63)
+        if self.mode == "adapter":
+            check(self.train.precision != "fp64", "mode", '"full" where train.precision is "fp64"', self.mode)
+            waits = self.compute.offload_teacher
+            check(not waits, "mode", '"full" where compute.offload_teacher is set: all share its weights', self.mode)
         if self.train.best_metric is not None and self.validation.every == 0:
             raise UserError(
                 f'train.choose = "{self.train.choose}" needs a learning curve: set validation.every above 0'

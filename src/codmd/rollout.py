@@ -47,15 +47,21 @@ def simulate(
     steps: Sequence[float],
     renoise: Callable[[int], Latents],
     exit_step: Exit = None,
+    *,
+    latest: int | None = None,
 ) -> tuple[Latents, Times]:
-    """The rollout up to its last call: that call's noisy input and time for each sample."""
+    """The rollout up to its last call: that call's noisy input and time for each sample.
+
+    `latest` is the latest exit among all ranks, where it isn't this rank's: those of a sharded network have to call
+    it equally often.
+    """
     exits = torch.as_tensor(len(steps) - 1 if exit_step is None else exit_step).expand(len(noise))
     if not 0 <= int(exits.min()) <= int(exits.max()) < len(steps):
         raise ValueError(f"exit_step: expected indices from 0 to {len(steps) - 1}, got {exits.tolist()}")
     times = torch.tensor(steps, dtype=torch.float32, device=noise.device)
     exits = exits.to(noise.device)
     y = noise
-    for j in range(int(exits.max())):
+    for j in range(int(exits.max()) if latest is None else latest):
         x = predict_x0(y, times[j].expand(len(y)), text)
         onward = flow.add_noise(x, renoise(j + 1), times[j + 1])
         y = torch.where((exits > j).view(-1, 1, 1, 1, 1), onward, y)

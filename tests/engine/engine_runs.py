@@ -9,7 +9,7 @@ import numpy as np
 import tiny
 import torch
 
-from codmd.engine.distill import assemble
+from codmd.engine.assembly import assemble
 from codmd.engine.loop import Trainer
 from codmd.models import Model, load_model
 from codmd.recipe import Recipe, parse_recipe
@@ -51,6 +51,10 @@ PROMPTS = (
 
 class TinyRuns:
     """Recipes and trainers over one tiny pipeline, in a folder that goes when the tests are done."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        if folder is not None:  # another process made it
+            self.folder = folder
 
     @cached_property
     def folder(self) -> Path:

@@ -177,7 +177,7 @@ def test_nothing_is_written_for_a_run_that_cannot_be(tmp_path: Path, monkeypatch
         (["video.height=33"], "height"),
         (["data.prompts=/nowhere.txt"], "nowhere"),
         (["model.base=/nowhere"], "nowhere"),
-        (["train.micro_batch=1"], "micro_batch"),
+        (["train.micro_batch=2"], "micro_batch"),
         (CURVE, r"data\.prompts"),
         (["validation.every=2"], "validation would keep 16"),
         (['train.track=["wandb"]'], r"train\.track: wandb is not installed: pip install"),

@@ -38,7 +38,9 @@ def test_nothing_changes(method: str, place: str, value: float) -> None:
     before = snapshot(trainer)
     spoil(trainer, place, value)
     record = trainer.iterate()
-    assert "step 1" in record["refused"] and "samples 3 to 5" in record["refused"]
+    whose = "samples 3 to 5" if place == "gradient" else "samples 5 "  # the last of its batch
+    assert "step 1" in record["refused"] and whose in record["refused"] and "seed 0" in record["refused"]
+    assert record["refused_samples"] == ([3, 4, 5] if place == "gradient" else [5])
     after = snapshot(trainer)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -49,8 +51,9 @@ def test_nothing_changes(method: str, place: str, value: float) -> None:
 def test_it_ends_the_run_after_too_many_in_a_row_and_names_the_step() -> None:
     guard = Guard(limit=3)
     for step, value in enumerate([math.nan, math.inf, 1.0, math.nan, math.nan]):
-        refusal = guard.refusal(step, [8, 11], {"loss/fake": value, "loss/dmd": 0.5})
+        refusal = guard.refusal(step, {"loss/fake": value, "loss/dmd": 0.5}, lambda: [8, 11])
         assert (refusal is None) == math.isfinite(value)
-        assert refusal is None or ("loss/fake" in refusal and "8, 11" in refusal and "dmd" not in refusal)
+        said = refusal.refused if refusal is not None else "loss/fake 8, 11"
+        assert "loss/fake" in said and "8, 11" in said and "dmd" not in said
     with pytest.raises(NonFiniteError, match=r"step 5.*3 steps in a row"):
-        guard.refusal(5, range(40, 44), {"loss/fake": math.nan})
+        guard.refusal(5, {"loss/fake": math.nan}, lambda: range(40, 44))

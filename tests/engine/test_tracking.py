@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from codmd.engine import tracking
+from codmd.engine.ranks import Ranks
 from codmd.engine.tracking import Clock, JsonLines, open_trackers, read_json_lines, residuals, summary
 from codmd.errors import UserError
 
@@ -33,8 +34,8 @@ def test_lines_are_json_and_those_of_a_lost_future_are_dropped(tmp_path: Path) -
 
 def test_residuals_vanish_where_fake_and_teacher_agree_and_stay_below_two() -> None:
     real, fake = torch.randn(3, 4, 5, 2, 2), torch.randn(3, 4, 5, 2, 2)
-    same, other = residuals(real, 3 * real), residuals(real, -fake)
-    assert all(value.abs() < 1e-6 for value in same.values())
+    same, other = residuals(real, 3 * real, Ranks()), residuals(real, -fake, Ranks())
+    assert all(abs(value) < 1e-6 for value in same.values())
     assert same.keys() == {"residual/frame", "residual/batch"}
     assert all(0.1 < value <= 2 for value in other.values())
 

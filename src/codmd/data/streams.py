@@ -70,9 +70,10 @@ class Draws:
     ids: tuple[int, ...]
     shape: tuple[int, ...]
     device: torch.device
+    dtype: torch.dtype = torch.float32
 
     def noise(self, purpose: str) -> Float[Tensor, "batch *dims"]:
-        return sample_noise(self.seed, self.step, self.ids, self.shape, purpose).to(self.device)
+        return sample_noise(self.seed, self.step, self.ids, self.shape, purpose).to(self.device, self.dtype)
 
     def uniform(self, purpose: str, *, shared: bool = False) -> Float[Tensor, " batch"]:
         draw = shared_uniform if shared else sample_uniform

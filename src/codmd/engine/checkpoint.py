@@ -5,13 +5,13 @@ student that `codmd sample` loads, and all that the run needs to go on as if it 
 
     student/                  the transformer in the diffusers layout, averaged where there is an EMA
     sampling.json             its step list, and the base pipeline that it goes with
-    student_raw.safetensors   the weights that learn, where they are not those in student/
-    fake.safetensors          the fake network
-    *_optimizer.safetensors   AdamW's moments and counts
+    state/                    the rest, one file a rank: the fake network, AdamW's moments, averages, and the
+                              weights that learn, where they are not those in student/
     state.json, recipe.toml   counters; the resolved recipe
     manifest.json             size and SHA-256 of every file above
 
-It is written beside its place, synced, and renamed into it: a crash leaves the old checkpoints or one more.
+It is written beside its place, synced, and renamed into it: a crash leaves the old checkpoints or one more. Any number
+of ranks may read what any other number wrote: `state/` is PyTorch's distributed checkpoint in safetensors.
 """
 
 from __future__ import annotations
@@ -21,23 +21,36 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import load_file, save_file
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
 
 from codmd.engine.learner import Learner
 from codmd.engine.loop import Trainer
+from codmd.engine.ranks import Ranks
 from codmd.errors import UserError
 from codmd.files import replacing, sync
 from codmd.networks import WanNetwork
+from codmd.networks.sharding import detached_copy, read_into
 from codmd.recipe import to_toml
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
+FILE_BYTES = 5_000_000_000
+"""How large a file of student/ gets before another is begun."""
+STOCK_NAME = "diffusion_pytorch_model"
+
+Answer = TypeVar("Answer")
 
 
 def folder_of(run: Path, step: int) -> Path:
@@ -50,25 +63,249 @@ def committed(run: Path) -> list[Path]:
     return sorted((p for p in found if re.fullmatch(r"step-\d+", p.name)), key=lambda p: int(p.name[5:]))
 
 
+# ---- what is in it -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Staged:
+    """One rank's part of a checkpoint that is to be written."""
+
+    step: int
+    student: Mapping[str, Mapping[str, Tensor]]
+    """Whole tensors, by the file of student/ that this rank is to write."""
+    state: Mapping[str, Tensor]
+    """All of state/; sharded tensors know their own part."""
+    texts: Mapping[str, str]
+    """The small files, alike on all ranks."""
+
+
+def stage(trainer: Trainer, sampling: Mapping[str, Any], init: str | None, *, copy: bool = False) -> Staged:
+    """What `write` is to write. With `copy`, training may go on meanwhile. Every rank takes part."""
+    network = trainer.roles.student
+    with trainer.ema.applied() if trainer.ema is not None else contextlib.nullcontext():
+        files, texts = _student_files(network, trainer.ranks)
+    state: dict[str, Tensor] = {f"fake.{name}": p for name, p in trainer.roles.fake.learned().items()}
+    if not _shown_is_raw(trainer):
+        state |= {f"student.{name}": p for name, p in network.learned().items()}
+    if trainer.ema is not None:
+        state |= {f"ema.{name}": average for name, average in trainer.ema.average.items()}
+    for role, learner in _learners(trainer).items():
+        state |= {f"{role}_optimizer.{name}": moment for name, moment in _moments(learner).items()}
+    counters = {"iteration": trainer.step, "student_updates": trainer.student.updates}
+    about = {
+        "format": FORMAT,
+        "step": trainer.step,
+        "student_updates": trainer.student.updates,
+        "fake_updates": trainer.fake.updates,
+        "refused_in_a_row": trainer.guard.in_a_row,
+        "init": init,
+    }
+    texts["sampling.json"] = _json({**sampling, **counters, "ema": trainer.ema is not None})
+    texts["state.json"] = _json(about)
+    texts["recipe.toml"] = to_toml(trainer.recipe)
+    keep = detached_copy if copy else torch.Tensor.detach
+    return Staged(trainer.step, files, {name: keep(tensor) for name, tensor in state.items()}, texts)
+
+
+def _shown_is_raw(trainer: Trainer) -> bool:
+    """Whether the weights that learn are those in student/."""
+    network = trainer.roles.student
+    return trainer.ema is None and set(network.learned()) == set(network.stock_names())
+
+
+def _student_files(network: WanNetwork, ranks: Ranks) -> tuple[dict[str, dict[str, Tensor]], dict[str, str]]:
+    """student/ as diffusers writes it: whole tensors, gathered by all, each kept by the rank that writes its file."""
+    sizes = network.stock_sizes()
+    number, filled, place = 0, 0, {}
+    for name, size in sizes.items():
+        if filled and filled + size > FILE_BYTES:
+            number, filled = number + 1, 0
+        place[name] = number
+        filled += size
+    count = number + 1
+    names = [f"{STOCK_NAME}-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+    if count == 1:
+        names = [f"{STOCK_NAME}.safetensors"]
+    files: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in network.stock_state():
+        if place[name] % ranks.world == ranks.rank:
+            files.setdefault(names[place[name]], {})[name] = tensor.to("cpu", copy=True).contiguous()
+    texts = {"student/config.json": network.transformer.to_json_string()}
+    if count > 1:
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": {n: names[i] for n, i in place.items()}}
+        texts[f"student/{STOCK_NAME}.safetensors.index.json"] = _json(index)
+    return files, texts
+
+
+def load(folder: Path, trainer: Trainer) -> None:
+    """Puts the trainer where it was when the checkpoint was written, by however many ranks."""
+    state = read_state(folder)
+    there = HuggingFaceStorageReader(str(folder / "state")).read_metadata().state_dict_metadata
+    wanted: dict[str, Tensor] = {f"fake.{name}": p for name, p in trainer.roles.fake.learned().items()}
+    student = trainer.roles.student.learned()
+    if _shown_is_raw(trainer):
+        read_into({name: p.detach() for name, p in student.items()}, folder / "student")
+    else:
+        wanted |= {f"student.{name}": p for name, p in student.items()}
+    if trainer.ema is not None:
+        wanted |= {f"ema.{name}": average for name, average in trainer.ema.average.items()}
+    for role, learner in _learners(trainer).items():
+        learner.updates = state[f"{role}_updates"]
+        prefix = f"{role}_optimizer."
+        _prepare_moments(learner, {name.removeprefix(prefix) for name in there if name.startswith(prefix)})
+        wanted |= {prefix + name: moment for name, moment in _moments(learner).items()}
+    read_into({name: tensor.detach() for name, tensor in wanted.items()}, folder / "state")
+    trainer.step, trainer.guard.in_a_row = state["step"], state["refused_in_a_row"]
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    if state["format"] != FORMAT:
+        raise UserError(f"{folder}: checkpoint format {state['format']}, this version reads {FORMAT}")
+    return state
+
+
+def _learners(trainer: Trainer) -> dict[str, Learner]:
+    return {"student": trainer.student, "fake": trainer.fake}
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def _moments(learner: Learner) -> dict[str, Tensor]:
+    """AdamW's moments. Its own counts are the learner's updates, all alike, and not kept a second time."""
+    found: dict[str, Tensor] = {}
+    for name, parameter in zip(learner.names, learner.parameters, strict=True):
+        entry = learner.optimizer.state.get(parameter)
+        if entry:
+            assert int(entry["step"]) == learner.updates, (name, entry["step"], learner.updates)
+            found |= {f"{name}.{moment}": entry[moment] for moment in MOMENTS}
+    return found
+
+
+def _prepare_moments(learner: Learner, names: set[str]) -> None:
+    """Gives the optimizer the state that is about to be read."""
+    learner.optimizer.state.clear()
+    for name, parameter in zip(learner.names, learner.parameters, strict=True):
+        if f"{name}.{MOMENTS[0]}" in names:
+            # fused AdamW wants its counts beside the weights
+            step = torch.tensor(float(learner.updates), device=parameter.device)
+            learner.optimizer.state[parameter] = {"step": step, **{m: torch.zeros_like(parameter) for m in MOMENTS}}
+
+
 # ---- the commit ----------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def commit(folder: Path) -> Iterator[Path]:
-    """A folder to write to: it becomes `folder` once all of it is on disk, and is gone otherwise."""
+def save(run: Path, trainer: Trainer, sampling: Mapping[str, Any], init: str | None) -> Path:
+    """Commits the trainer's state, unless this step's is there already, and moves `latest` to it."""
+    folder = folder_of(run, trainer.step)
+    if not trainer.ranks.on_first(folder.exists):
+        write(run, stage(trainer, sampling, init), trainer.ranks)
+    trainer.ranks.on_first(lambda: point(run / "latest", folder))
+    return folder
+
+
+def write(run: Path, staged: Staged, ranks: Ranks) -> Path:
+    """A folder that comes to be once all of it, from all ranks, is on disk, and is gone otherwise."""
+    folder = folder_of(run, staged.step)
     aside = folder.with_name(f".{folder.name}.writing")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+
+    def begin() -> None:
+        if ranks.is_first:
+            shutil.rmtree(aside, ignore_errors=True)
+            for part in ("state", "student"):
+                (aside / part).mkdir(parents=True)
+
+    def finish() -> None:
+        if ranks.is_first:
+            _write_json(aside / MANIFEST, {"files": files, "sha256": _digest(files)})
+            for path in (aside / MANIFEST, aside / "state", aside / "student", aside):
+                sync(path)
+            aside.rename(folder)
+            sync(folder.parent)
+
     try:
-        yield aside
-        files = {name: _fingerprint(aside / name) for name in _files(aside)}
-        _write_json(aside / MANIFEST, {"files": files, "sha256": _digest(files)})
-        for path in (*aside.rglob("*"), aside):
-            sync(path)
-        aside.rename(folder)
-        sync(folder.parent)
+        _together(ranks, begin)
+        parts = _together(ranks, lambda: _write_own(aside, staged, ranks))
+        files = {name: fingerprint for part in parts for name, fingerprint in sorted(part.items())}
+        _together(ranks, finish)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        if ranks.is_first:
+            shutil.rmtree(aside, ignore_errors=True)
+    return folder
+
+
+def _write_own(aside: Path, staged: Staged, ranks: Ranks) -> dict[str, Any]:
+    """Writes and syncs this rank's files, and takes their fingerprints."""
+    # First, since its own messages between ranks tell of a failure: nobody waits for a rank that has gone on.
+    writer = HuggingFaceStorageWriter(str(aside / "state"), save_distributed=True)
+    group = ranks.writing_group
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that a process alone is alone
+        try:
+            dcp.save(dict(staged.state), storage_writer=writer, process_group=group, no_dist=group is None)
+        except CheckpointException as error:  # no Exception, and names every rank's
+            raise next(iter(error.failures.values()))[0] from error
+    mine = [*(aside / "state").glob(f"shard-{ranks.rank + 1:05d}-*.safetensors")]
+    for name, tensors in staged.student.items():
+        save_file(dict(tensors), aside / "student" / name, metadata={"format": "pt"})
+        mine.append(aside / "student" / name)
+    if ranks.is_first:
+        for name, text in staged.texts.items():
+            (aside / name).write_text(text, encoding="utf-8")
+            mine.append(aside / name)
+    for path in mine:
+        sync(path)
+    return {path.relative_to(aside).as_posix(): _fingerprint(path) for path in mine}
+
+
+def _together(ranks: Ranks, do: Callable[[], Answer]) -> list[Answer]:
+    """Every rank's answer. What goes wrong on one goes wrong on all, so that none waits for another."""
+    answer: Any = None
+    error: Exception | None = None
+    try:
+        answer = do()
+    except Exception as caught:
+        error = caught
+    told = ranks.gather((answer, None if error is None else f"{ranks.name}: {error}"), ranks.writing_group)
+    if error is not None:
+        raise error
+    for _, wrong in told:
+        if wrong is not None:
+            raise UserError(f"the checkpoint could not be written: {wrong}")
+    return [answer for answer, _ in told]
+
+
+class Background:
+    """Writes one checkpoint at a time while training goes on; `then` runs after each commit."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def write(self, run: Path, staged: Staged, then: Callable[[Path], Any]) -> None:
+        """Begins to write; waits first for the one before. What went wrong with that one is raised here."""
+        self.wait()
+
+        def work() -> None:
+            try:
+                then(write(run, staged, self.ranks))
+            except Exception as error:
+                self._error = error
+
+        # A daemon: an interpreter that is ending must not wait for ranks that are gone.
+        self._thread = threading.Thread(target=work, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is being written; raises what went wrong."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
 
 def damage(folder: Path) -> str | None:
@@ -104,12 +341,12 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(_json(content), encoding="utf-8")
+
+
+def _json(content: Mapping[str, Any]) -> str:
     # No line end after the last brace: a file that lost its last byte is no JSON any more.
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
-
-
-def _files(folder: Path) -> list[str]:
-    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    return json.dumps(content, indent=2, ensure_ascii=False)
 
 
 def _digest(files: Mapping[str, Any]) -> str:
@@ -119,101 +356,6 @@ def _digest(files: Mapping[str, Any]) -> str:
 def _fingerprint(path: Path) -> dict[str, Any]:
     with path.open("rb") as handle:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(handle, "sha256").hexdigest()}
-
-
-# ---- what is in it -------------------------------------------------------------------------------
-
-
-def save(run: Path, trainer: Trainer, sampling: Mapping[str, Any], init: str | None) -> Path:
-    """Commits the trainer's state, unless this step's is there already, and moves `latest` to it."""
-    folder = folder_of(run, trainer.step)
-    if not folder.exists():
-        with commit(folder) as aside:
-            _write(aside, trainer, sampling, init)
-    point(run / "latest", folder)
-    return folder
-
-
-def _write(folder: Path, trainer: Trainer, sampling: Mapping[str, Any], init: str | None) -> None:
-    transformer = trainer.roles.student.transformer
-    with trainer.ema.applied() if trainer.ema is not None else contextlib.nullcontext():
-        transformer.save_pretrained(folder / "student")
-    if trainer.ema is not None:
-        save_file(_tensors(transformer.state_dict()), folder / "student_raw.safetensors")
-    save_file(_tensors(trainer.roles.fake.transformer.state_dict()), folder / "fake.safetensors")
-    for name, learner in _learners(trainer).items():
-        save_file(_moments(learner), folder / f"{name}_optimizer.safetensors")
-    counters = {"iteration": trainer.step, "student_updates": trainer.student.updates}
-    _write_json(folder / "sampling.json", {**sampling, **counters, "ema": trainer.ema is not None})
-    state = {
-        "format": FORMAT,
-        "step": trainer.step,
-        "student_updates": trainer.student.updates,
-        "fake_updates": trainer.fake.updates,
-        "refused_in_a_row": trainer.guard.in_a_row,
-        "init": init,
-    }
-    _write_json(folder / "state.json", state)
-    (folder / "recipe.toml").write_text(to_toml(trainer.recipe), encoding="utf-8")
-
-
-def load(folder: Path, trainer: Trainer) -> None:
-    """Puts the trainer where it was when the checkpoint was written."""
-    state = read_state(folder)
-    shown = _read_weights(folder / "student")
-    raw = folder / "student_raw.safetensors"
-    trainer.roles.student.transformer.load_state_dict(load_file(raw) if raw.exists() else shown)
-    trainer.roles.fake.transformer.load_state_dict(load_file(folder / "fake.safetensors"))
-    if trainer.ema is not None:
-        for name, average in trainer.ema.average.items():
-            average.copy_(shown[name.removeprefix("transformer.")])
-    for name, learner in _learners(trainer).items():
-        _restore_moments(learner, load_file(folder / f"{name}_optimizer.safetensors"))
-        learner.updates = state[f"{name}_updates"]
-    trainer.step, trainer.guard.in_a_row = state["step"], state["refused_in_a_row"]
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    if state["format"] != FORMAT:
-        raise UserError(f"{folder}: checkpoint format {state['format']}, this version reads {FORMAT}")
-    return state
-
-
-def load_student(network: WanNetwork, weights: Mapping[str, Tensor], where: str) -> None:
-    """Another student's weights; refused in one line where they don't fit."""
-    try:
-        network.transformer.load_state_dict(weights)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{where}: its weights do not fit the recipe's base: {reason}") from None
-
-
-def _learners(trainer: Trainer) -> dict[str, Learner]:
-    return {"student": trainer.student, "fake": trainer.fake}
-
-
-def _tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().contiguous() for name, tensor in state.items()}
-
-
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """A network in the diffusers layout, in one file or in shards."""
-    return {name: t for path in sorted(folder.glob("*.safetensors")) for name, t in load_file(path).items()}
-
-
-def _moments(learner: Learner) -> dict[str, Tensor]:
-    state = learner.optimizer.state_dict()["state"]
-    return _tensors({f"{i}.{key}": torch.as_tensor(v) for i, entry in state.items() for key, v in entry.items()})
-
-
-def _restore_moments(learner: Learner, tensors: Mapping[str, Tensor]) -> None:
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        index, _, key = name.partition(".")
-        state.setdefault(int(index), {})[key] = tensor
-    groups = learner.optimizer.state_dict()["param_groups"]
-    learner.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 # ---- which of them -------------------------------------------------------------------------------

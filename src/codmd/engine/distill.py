@@ -6,9 +6,9 @@ validation), `checkpoints/`, `latest` and `chosen.json`. The same call on the sa
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from codmd.console import meter
-from codmd.data.prompts import EncodedPrompts, load_prompts
 from codmd.engine import checkpoint
-from codmd.engine.loop import Roles, Trainer
+from codmd.engine.assembly import assemble, load_base
+from codmd.engine.heartbeat import watched
+from codmd.engine.loop import Trainer
+from codmd.engine.ranks import Ranks, launched
 from codmd.engine.signals import stop_on_signals
 from codmd.engine.tracking import JsonLines, Tracker, check_trackers, open_trackers, read_json_lines, summary
-from codmd.engine.validation import Score, Validation, best, mini_score, warnings
-from codmd.errors import UserError
+from codmd.engine.validation import Score, Validation, best, warnings
+from codmd.errors import UserError, explain
 from codmd.files import write_whole
-from codmd.models import Model, load_model, with_shift
-from codmd.networks import GuidedTeacher
+from codmd.models import Model
 from codmd.recipe import Recipe, diff, load_recipe, parse_recipe, to_toml
-from codmd.sampling import Settings
 from codmd.schema import nearest
 
 OnStep = Callable[[Mapping[str, Any]], None]
@@ -58,16 +58,23 @@ def run(
 ) -> None:
     """`codmd distill`. Exit codes: 130 after Ctrl-C, 143 after SIGTERM."""
     resolved = load_recipe(recipe, overrides)
-    print(to_toml(resolved))
     out = out or Path("runs") / resolved.name
-    result = distill(resolved, out, init=init, allow_changes=allow_changes)
+    with launched(resolved.parallel) as ranks:
+        if ranks.is_first:
+            print(to_toml(resolved))
+        result = distill(resolved, out, init=init, allow_changes=allow_changes, ranks=ranks)
+        said = ranks.is_first
+        if result.exit_code and ranks.world > 1:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, when another rank has ended a moment before
     if result.exit_code:
-        print(
-            f"stopped after {result.iterations} iterations; the same command goes on from there",
-            file=sys.stderr,
-        )
+        if said:
+            print(
+                f"stopped after {result.iterations} iterations; the same command goes on from there",
+                file=sys.stderr,
+            )
         raise SystemExit(result.exit_code)
-    print(f"{result.student_updates} student updates; the student: {result.checkpoint}")
+    if said:
+        print(f"{result.student_updates} student updates; the student: {result.checkpoint}")
 
 
 def distill(
@@ -81,61 +88,59 @@ def distill(
     trackers: Sequence[Tracker] = (),
     reference_cache: Path | None = None,
     allow_changes: bool = False,
+    ranks: Ranks | None = None,
 ) -> Result:
     """Distils `recipe` into the folder `out`, or goes on with the run that lies there.
 
     `init` names a student to start from. `base`, the loaded teacher, and `score`, the measures of the
     learning curve, come from the recipe when left out. `on_step` hears of each iteration's record.
     `reference_cache` is a folder that several runs of one teacher may share. `allow_changes` goes on although
-    the recipe is not the run's.
+    the recipe is not the run's. Under torchrun every rank calls this; the first one writes and speaks. `ranks`
+    is made from the recipe when left out.
     """
-    out = Path(out)
-    start = _check_folder(out, recipe, init, allow_changes)
+    if ranks is None:
+        with launched(recipe.parallel) as ranks:
+            return distill(
+                recipe,
+                out,
+                init=init,
+                base=base,
+                score=score,
+                on_step=on_step,
+                trackers=trackers,
+                reference_cache=reference_cache,
+                allow_changes=allow_changes,
+                ranks=ranks,
+            )
+    with watched(ranks):
+        return _distill(recipe, Path(out), init, base, score, on_step, trackers, reference_cache, allow_changes, ranks)
+
+
+def _distill(
+    recipe: Recipe,
+    out: Path,
+    init: str | None,
+    base: Model | None,
+    score: Score | None,
+    on_step: OnStep | None,
+    trackers: Sequence[Tracker],
+    reference_cache: Path | None,
+    allow_changes: bool,
+    ranks: Ranks,
+) -> Result:
+    start = ranks.on_first(lambda: _check_folder(out, recipe, init, allow_changes))
     check_trackers(recipe.train.track)
-    base = with_shift(base or load_model(recipe.model.base), recipe.model.teacher_shift)
-    trainer, validation = assemble(recipe, base, init, score)
+    base = load_base(recipe, ranks, base)
+    trainer, validation = assemble(recipe, base, init, score, ranks)
     session = Session(out, trainer, validation, base, init, reference_cache or out / "reference")
     if start is not None:
         if not allow_changes:
-            _check_made_of(start, session.sampling)
+            ranks.on_first(lambda: _check_made_of(start, session.sampling))
         checkpoint.load(start, trainer)
-        print(f"going on from {start}", file=sys.stderr)
-    write_whole(out / "recipe.toml", to_toml(recipe).encode())
+        if ranks.is_first:
+            print(f"going on from {start}", file=sys.stderr)
+    ranks.on_first(lambda: write_whole(out / "recipe.toml", to_toml(recipe).encode()))
     return session.go(on_step, trackers)
-
-
-def assemble(
-    recipe: Recipe, base: Model, init: str | None = None, score: Score | None = None
-) -> tuple[Trainer, Validation | None]:
-    """The three networks, the encoded prompts and the learning curve's clips."""
-    if base.kind != "teacher":
-        raise UserError(f"model.base: {base.ref} is a student; a base is a teacher, --init takes students")
-    if recipe.train.micro_batch not in (None, recipe.train.batch):
-        raise UserError("train.micro_batch: only the whole batch at once for now; leave it out")
-    settings = Settings.of(base, **vars(recipe.video))
-    pipeline = base.pipeline
-    device = next(pipeline.network.parameters()).device
-    student, fake = copy.deepcopy(pipeline.network), copy.deepcopy(pipeline.network)
-    if init is not None:
-        checkpoint.load_student(student, load_model(init).network.transformer.state_dict(), init)
-    student.requires_grad_(True)
-    fake.requires_grad_(True)
-    negative = pipeline.text.encode([recipe.model.negative_prompt]).to(device)
-    teacher = GuidedTeacher(pipeline.network, negative, recipe.model.guidance_scale_standard)
-
-    curve = recipe.validation
-    prompts = load_prompts(
-        recipe.data.prompts,
-        count=recipe.data.count,
-        needed=recipe.train.iterations * recipe.train.batch,
-        held_out_seed=recipe.data.held_out_seed,
-        validation=curve.prompts if curve.every else 0,
-    )
-    with meter("encoding prompts", len(set(prompts.training))) as advance:
-        encoded = EncodedPrompts(pipeline.text, prompts.training, progress=lambda done, _: advance(done, ""))
-    trainer = Trainer(recipe, Roles(student, teacher, fake), encoded, settings.latent_shape(base))
-    validation = Validation(recipe, base, prompts.validation, score or _score_for(recipe)) if curve.every else None
-    return trainer, validation
 
 
 class Session:
@@ -151,12 +156,13 @@ class Session:
         cache: Path,
     ) -> None:
         self.out, self.trainer, self.validation, self.init, self.cache = out, trainer, validation, init, cache
-        self.recipe = trainer.recipe
+        self.recipe, self.ranks = trainer.recipe, trainer.ranks
         self.metric = self.recipe.train.best_metric
+        self.background = checkpoint.Background(self.ranks) if self.recipe.train.asynchronous else None
         self.sampling = {
             "kind": "student",
             "base": base.ref if base.ref == "mini" else str(base.folder.resolve()),
-            "base_sha256": base.sha256,
+            "base_sha256": self.ranks.on_first(lambda: base.sha256),
             "prompts_sha256": _digest(trainer.prompts.prompts, validation.prompts if validation is not None else ()),
             "steps": list(self.recipe.rollout.steps),
             "renoise": "fresh",
@@ -169,36 +175,42 @@ class Session:
     def go(self, on_step: OnStep | None = None, trackers: Sequence[Tracker] = ()) -> Result:
         """The iterations that are left."""
         trainer, total, first = self.trainer, self.recipe.train.iterations, self.trainer.step
-        self.trackers = (*trackers, *open_trackers(self.recipe.train.track, self.out, first))
-        metrics = JsonLines(self.out / "metrics.jsonl", first)
-        # The curve's point at step n is made before iteration n, and before the checkpoint of step n.
-        self.curve = JsonLines(self.out / "learning_curve.jsonl", first + 1 if first else 0)
-        for point in self._points() if first else ():
-            if point["step"] == first:  # which trackers, that begin anew at this step, have forgotten
-                self._track(first, point)
+        self.trackers: tuple[Tracker, ...] = ()
+        writers: tuple[Tracker, ...] = ()
+        if self.ranks.is_first:
+            self.trackers = (*trackers, *open_trackers(self.recipe.train.track, self.out, first))
+            # The curve's point at step n is made before iteration n, and before the checkpoint of step n.
+            self.curve = JsonLines(self.out / "learning_curve.jsonl", first + 1 if first else 0)
+            writers = (JsonLines(self.out / "metrics.jsonl", first), *self.trackers)
+            for point in self._points() if first else ():
+                if point["step"] == first:  # which trackers, that begin anew at this step, have forgotten
+                    self._track(first, point)
         self.teacher = self.validation.teacher(self.cache) if self.validation is not None else {}
         if self.metric and self.metric not in self.teacher:
             raise UserError(f"train.choose: no measure is called {self.metric}, {nearest(self.metric, self.teacher)}")
         if self._validation_is_due() and first == 0 and self._validate():
             self._save()
-        with stop_on_signals() as stop, meter("distilling", max(total - first, 1)) as advance:
-            while trainer.step < total and stop.signal is None:
+        title = "distilling"
+        with stop_on_signals() as stop, meter(title, max(total - first, 1), shown=self.ranks.is_first) as advance:
+            while trainer.step < total and not stop.agreed(self.ranks):
                 record = trainer.iterate()
-                for tracker in (metrics, *self.trackers):
+                for tracker in writers:
                     tracker.log(record["step"], record)
                 if record["refused"]:
-                    print(f"warning: {record['refused']}", file=sys.stderr)
+                    self._warn(record["refused"])
                 if on_step is not None:
                     on_step(record)
                 advance(trainer.step - first, summary(record))
                 improved = self._validation_is_due() and self._validate()
-                if improved or stop.signal is not None or self._checkpoint_is_due():
-                    self._save()
-        for tracker in (metrics, self.curve, *self.trackers):
-            tracker.close()
+                if improved or self._checkpoint_is_due():
+                    self._save_or_warn()
+            # Still under watch: torchrun asks the others to end as soon as one has.
+            for tracker in (*writers, *((self.curve,) if self.ranks.is_first else ())):
+                tracker.close()
+            chosen = self._save(last=True)
         return Result(
             out=self.out,
-            checkpoint=self._save(),
+            checkpoint=chosen,
             iterations=trainer.step,
             student_updates=trainer.student.updates,
             exit_code=stop.exit_code,
@@ -207,7 +219,7 @@ class Session:
 
     def _checkpoint_is_due(self) -> bool:
         every, step = self.recipe.train.checkpoint_every, self.trainer.step
-        return step == self.recipe.train.iterations or (every > 0 and step % every == 0)
+        return every > 0 and step % every == 0
 
     def _validation_is_due(self) -> bool:
         every, step = self.recipe.validation.every, self.trainer.step
@@ -218,12 +230,16 @@ class Session:
         assert self.validation is not None
         trainer = self.trainer
         scores = self.validation.student(trainer.roles.student, trainer.ema)
-        self.curve.log(trainer.step, {"student_updates": trainer.student.updates, **scores})
-        self._track(trainer.step, scores)
+        return self.ranks.on_first(lambda: self._add_point(scores))
+
+    def _add_point(self, scores: Mapping[str, float]) -> bool:
+        step = self.trainer.step
+        self.curve.log(step, {"student_updates": self.trainer.student.updates, **scores})
+        self._track(step, scores)
         for warning in warnings(scores, self.teacher, self.recipe.validation):
-            print(f"warning: step {trainer.step}: {warning}", file=sys.stderr)
+            self._warn(f"step {step}: {warning}")
         leader = best(self._points(), self.metric) if self.metric else None
-        return leader is not None and leader["step"] == trainer.step
+        return leader is not None and leader["step"] == step
 
     def _track(self, step: int, scores: Mapping[str, Any]) -> None:
         for tracker in self.trackers:
@@ -232,9 +248,44 @@ class Session:
     def _points(self) -> list[dict[str, Any]]:
         return read_json_lines(self.out / "learning_curve.jsonl")
 
-    def _save(self) -> Path:
+    def _warn(self, message: str) -> None:
+        if self.ranks.is_first:
+            print(f"warning: {message}", file=sys.stderr)
+
+    def _save_or_warn(self) -> None:
+        """A checkpoint on the way. A disk that is full now may not be at the next: the old checkpoint stays."""
+        try:
+            self._save()
+        except Exception as error:
+            message = explain(error)
+            if message is None:
+                raise
+            self._warn(f"step {self.trainer.step}: no checkpoint, {message}; the run goes on")
+
+    def _save(self, *, last: bool = False) -> Path:
         """Commits a checkpoint; says which is chosen; only then deletes what is no longer kept."""
-        chosen = newest = checkpoint.save(self.out, self.trainer, self.sampling, self.init)
+        trainer, folder = self.trainer, checkpoint.folder_of(self.out, self.trainer.step)
+        if self.background is not None:
+            try:
+                self.background.wait()
+            except Exception as error:
+                message = explain(error)
+                if message is None:
+                    raise
+                self._warn(f"no checkpoint, {message}; the run goes on")
+            if not last and not self.ranks.on_first(folder.exists):
+                staged = checkpoint.stage(trainer, self.sampling, self.init, copy=True)
+                self.background.write(self.out, staged, self._committed)
+                return folder
+        checkpoint.save(self.out, trainer, self.sampling, self.init)
+        return self.ranks.on_first(lambda: self._committed(folder))
+
+    def _committed(self, newest: Path) -> Path:
+        """What follows a commit, on the first rank: which checkpoint is chosen, and which are no longer kept."""
+        if not self.ranks.is_first:
+            return newest
+        checkpoint.point(self.out / "latest", newest)
+        chosen = newest
         if self.metric:
             there = [p for p in self._points() if checkpoint.folder_of(self.out, p["step"]).is_dir()]
             leader = best(there, self.metric)
@@ -261,9 +312,8 @@ def _check_folder(out: Path, recipe: Recipe, init: str | None, allow_changes: bo
         if not (out / "metrics.jsonl").is_file() and saved.read_text(encoding="utf-8") != to_toml(recipe):
             raise UserError(f"{out}: its recipe.toml was not written by a run, and would be lost; give another --out")
         return None
-    changes = [
-        str(c) for c in diff(parse_recipe((start / "recipe.toml").read_text(encoding="utf-8"), str(saved)), recipe)
-    ]
+    old = parse_recipe((start / "recipe.toml").read_text(encoding="utf-8"), str(saved))
+    changes = [str(change) for change in diff(old, recipe) if not change.key.startswith(HOW)]
     before = checkpoint.read_state(start)["init"]
     if before != init:
         changes.append(f"--init: {before or '(not set)'} -> {init or '(not set)'}")
@@ -274,6 +324,9 @@ def _check_folder(out: Path, recipe: Recipe, init: str | None, allow_changes: bo
         )
     return start
 
+
+HOW = ("parallel.", "compute.", "train.micro_batch", "train.asynchronous", "train.keep", "train.checkpoint_every")
+"""Keys that say how a run is worked on, not what comes out: they may differ from one sitting to the next."""
 
 MADE_OF = {"base_sha256": "the teacher's weights", "prompts_sha256": "the prompts"}
 """What a recipe names and does not hold: the files may have changed under the same name."""
@@ -292,13 +345,3 @@ def _check_made_of(start: Path, now: Mapping[str, Any]) -> None:
 
 def _digest(training: Sequence[str], validation: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps([list(training), list(validation)]).encode()).hexdigest()
-
-
-def _score_for(recipe: Recipe) -> Score:
-    """The miniature's measures, which need its captions."""
-    if recipe.data.prompts != "mini":
-        raise UserError(
-            "validation.every: the learning curve is measured on the miniature's captions, and data.prompts "
-            f'is "{recipe.data.prompts}"; set validation.every = 0'
-        )
-    return mini_score

@@ -8,22 +8,23 @@ from torch import Tensor
 
 from codmd.config import TrainConfig
 from codmd.networks import WanNetwork
+from codmd.networks.sharding import whole
 
 
 class Learner:
-    """Backward and update are apart, so that a guard can stand between them."""
+    """Gradients and update are apart, so that a guard can stand between them."""
 
     def __init__(self, network: WanNetwork, lr: float, config: TrainConfig) -> None:
         self.network, self.lr, self.config, self.updates = network, lr, config, 0
-        self.parameters = [p for p in network.parameters() if p.requires_grad]
+        self.names = list(network.learned())
+        self.parameters = list(network.learned().values())
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
         )
 
-    def backward(self, loss: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        """The gradients of `loss`, clipped; their norm before the clipping."""
-        loss.backward()
-        return torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
+    def clip(self) -> Float[Tensor, ""]:
+        """Clips the gradients; their norm before that, over all ranks."""
+        return whole(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm))
 
     @property
     def rate(self) -> float:

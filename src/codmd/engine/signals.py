@@ -9,12 +9,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from codmd.engine.ranks import Ranks
+
 
 class Stop:
     """Whether a signal has asked for the end, and which."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+
+    def agreed(self, ranks: Ranks) -> bool:
+        """Whether any rank was asked to end: then all are, at the same step."""
+        number = int(ranks.largest({"signal": float(self.signal or 0)})["signal"])
+        if number and self.signal is None:
+            self.signal = signal.Signals(number)
+        return number != 0
 
     @property
     def exit_code(self) -> int:

@@ -16,9 +16,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from codmd.engine.ranks import Ranks
 from codmd.errors import UserError
 from codmd.files import write_whole
-from codmd.relations import pool_samples, relation_matrix, relation_residual
+from codmd.relations import gather_samples, pool_samples, relation_matrix, relation_residual
 
 
 @runtime_checkable
@@ -122,13 +123,11 @@ class Clock:
         return {f"seconds/{phase}": round(spent, 5) for phase, spent in self._seconds.items()}
 
 
-def residuals(real: Tensor, fake: Tensor) -> dict[str, Tensor]:
-    """max |S_fake - S_real| between frames and between samples: the paper says it is typically below 0.4."""
-    between_samples = relation_matrix(pool_samples(fake)) - relation_matrix(pool_samples(real))
-    return {
-        "residual/frame": relation_residual(real, fake).max(),
-        "residual/batch": between_samples.abs().max(),
-    }
+def residuals(real: Tensor, fake: Tensor, ranks: Ranks) -> dict[str, float]:
+    """max |S_fake - S_real| between frames and between all samples: the paper says it is typically below 0.4."""
+    S_real, S_fake = (relation_matrix(gather_samples(pool_samples(x), ranks.data_group)) for x in (real, fake))
+    largest = {"residual/frame": relation_residual(real, fake).max(), "residual/batch": (S_fake - S_real).abs().max()}
+    return ranks.largest({name: float(value) for name, value in largest.items()})
 
 
 def summary(record: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ import codmd
 from codmd.config import ValidationConfig
 from codmd.engine.checkpoint import write_json
 from codmd.engine.ema import Ema
+from codmd.engine.ranks import Ranks
 from codmd.models import Model, as_student
 from codmd.networks import WanNetwork
 from codmd.recipe import Recipe
@@ -34,8 +35,10 @@ BATCH = 8
 class Validation:
     """A fixed set of prompts and seeds, kept from training, and how to score a network on it."""
 
-    def __init__(self, recipe: Recipe, base: Model, prompts: tuple[str, ...], score: Score) -> None:
-        self.recipe, self.base, self.score = recipe, base, score
+    def __init__(
+        self, recipe: Recipe, base: Model, prompts: tuple[str, ...], score: Score, ranks: Ranks | None = None
+    ) -> None:
+        self.recipe, self.base, self.score, self.ranks = recipe, base, score, ranks or Ranks()
         seeds = range(recipe.validation.seeds)
         self.prompts = [prompt for prompt in prompts for _ in seeds]
         self.seeds = [seed for _ in prompts for seed in seeds]
@@ -57,7 +60,7 @@ class Validation:
             **asdict(self.recipe.video),
         )
         what = {
-            "teacher": self.base.sha256,
+            "teacher": self.ranks.on_first(lambda: self.base.sha256),
             "settings": asdict(settings),
             "shift": config.teacher_shift,
             "prompts": self.prompts,
@@ -66,17 +69,30 @@ class Validation:
         }
         key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
         path = cache / f"teacher-{key}.json"
-        if path.is_file():
-            return json.loads(path.read_text(encoding="utf-8"))["scores"]
+        if self.ranks.on_first(path.is_file):
+            return self.ranks.on_first(lambda: json.loads(path.read_text(encoding="utf-8"))["scores"])
         scores = self._scores(self.base, settings)
-        cache.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"scores": scores, "of": what})
+        self.ranks.on_first(lambda: _keep(path, {"scores": scores, "of": what}))
         return scores
 
     def _scores(self, model: Model, settings: Settings) -> dict[str, float]:
-        videos = generate_videos(model, self.prompts, self.seeds, settings=settings, batch=BATCH)
-        scores = self.score(videos, self.prompts)
-        return {name: float(value) for name, value in scores.items() if math.isfinite(value)}
+        """Each data rank makes its part of the clips, equally many: a sharded network is called by all together."""
+        ranks, count = self.ranks, len(self.prompts)
+        clips = list(range(count)) + [count - 1] * (-count % ranks.data_size)
+        own = ranks.share(clips)
+        prompts, seeds = [self.prompts[i] for i in own], [self.seeds[i] for i in own]
+        videos = ranks.gather(generate_videos(model, prompts, seeds, settings=settings, batch=BATCH))
+
+        def measured() -> dict[str, float]:
+            scores = self.score(np.concatenate(videos[:: ranks.context])[:count], self.prompts)
+            return {name: float(value) for name, value in scores.items() if math.isfinite(value)}
+
+        return ranks.on_first(measured)
+
+
+def _keep(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, content)
 
 
 def mini_score(videos: Videos, captions: list[str]) -> dict[str, float]:

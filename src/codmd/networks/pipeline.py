@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,11 @@ class Pipeline:
         return self.codec.latent_shape(*self.size)
 
 
-def load_pipeline(folder: str | Path) -> Pipeline:
+LoadNetwork = Callable[[Path], WanNetwork]
+"""Makes a network from the folder of a transformer."""
+
+
+def load_pipeline(folder: str | Path, network: LoadNetwork | None = None) -> Pipeline:
     """Load a pipeline folder; whatever is wrong with it is said in one line.
 
     `codmd.json` beside `model_index.json` may state the native size (the miniature has one); a folder without it
@@ -58,15 +62,17 @@ def load_pipeline(folder: str | Path) -> Pipeline:
         raise UserError(f"{folder} is not a diffusers pipeline folder ({what}); give a Wan2.1 folder or 'mini'")
     try:
         with quiet_loading(folder):
-            stock = WanPipeline.from_pretrained(folder, local_files_only=True)
+            without = {"transformer": None} if network is not None else {}
+            stock = WanPipeline.from_pretrained(folder, local_files_only=True, **without)
     except Exception as error:  # diffusers, transformers and safetensors each raise their own
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{folder} cannot be loaded as a WanPipeline: {reason}") from error
-    stock.transformer.eval().requires_grad_(False)
+    if network is None:
+        stock.transformer.eval().requires_grad_(False)
     stock.text_encoder.eval().requires_grad_(False)
     return Pipeline(
         folder=folder,
-        network=WanNetwork(stock.transformer),
+        network=WanNetwork(stock.transformer) if network is None else network(folder / "transformer"),
         text=TextEncoder(stock.tokenizer, stock.text_encoder),
         codec=LatentCodec(stock.vae),
         scheduler=stock.scheduler,

@@ -25,7 +25,8 @@ from typing import Any
 import torch
 
 from codmd.engine import checkpoint
-from codmd.engine.distill import assemble, distill
+from codmd.engine.assembly import assemble
+from codmd.engine.distill import distill
 from codmd.engine.signals import stop_on_signals
 from codmd.engine.tracking import read_json_lines
 from codmd.errors import NonFiniteError, UserError, exit_code, explain

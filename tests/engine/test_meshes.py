@@ -1,0 +1,126 @@
+"""The same run on any mesh of ranks and at any accumulation: the same streams, losses and weights (promise 2).
+
+One launch of four processes walks six meshes, each with accumulation 1, 2 and 4, over 20 steps in fp32.
+"""
+
+import hashlib
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from engine_runs import TinyRuns, runs
+from many_ranks import joined, launch
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from codmd.config import ParallelConfig
+from codmd.engine.assembly import assemble, load_base
+from codmd.engine.ranks import Ranks, meshed
+from codmd.networks.sharding import whole
+
+MESHES = {
+    "single": (1, 1, 1),
+    "replicate 2": (2, 1, 1),
+    "shard 2": (1, 2, 1),
+    "shard 4": (1, 4, 1),
+    "replicate 2 x shard 2": (2, 2, 1),
+    "shard 2 x context 2": (1, 2, 2),
+}
+ACCUMULATIONS = (1, 2, 4)
+PART = {"loss/batch": 0.1, "loss/frame": 0.1}
+STEPS, BATCH, RATE = 20, 16, 1e-5
+CELLS = [(mesh, accumulation) for mesh in MESHES for accumulation in ACCUMULATIONS]
+
+
+def walk(rank: int, folder: str, teacher: Path) -> dict:
+    runs = TinyRuns(teacher)
+    found = {}
+    for name, degrees in MESHES.items():
+        world = degrees[0] * degrees[1] * degrees[2]
+        if rank >= world:
+            continue
+        if world > 1:
+            joined(rank, world, name, folder)
+        for accumulation in ACCUMULATIONS:
+            replicate, shard, context = degrees
+            micro = BATCH // (replicate * shard) // accumulation
+            recipe = runs.recipe(
+                f"parallel.replicate={replicate}", f"parallel.shard={shard}", f"parallel.context={context}",
+                f"train.batch={BATCH}", f"train.micro_batch={micro}", f"train.iterations={STEPS}",
+                f"train.student_lr={RATE}", f"train.fake_lr={RATE}", "train.ema_decay=0.9", "rollout.exit=per_sample",
+            )  # fmt: skip
+            ranks = meshed(ParallelConfig(**vars(recipe.parallel)), torch.device("cpu")) if world > 1 else Ranks()
+            found[name, accumulation] = train(recipe, ranks)
+        if world > 1:
+            dist.destroy_process_group()
+    return found
+
+
+def train(recipe, ranks: Ranks) -> dict:
+    trainer, _ = assemble(recipe, load_base(recipe, ranks), ranks=ranks)
+    drift(trainer.roles.fake.learned())
+    streams, losses = {}, []
+    for _ in range(STEPS):
+        for part in trainer.parts():
+            for i, noise, length, last in zip(
+                part.ids, part.draws.noise("rollout 0"), part.text.lengths, part.exits, strict=True
+            ):
+                digest = hashlib.sha256(noise.numpy().tobytes()).hexdigest()
+                streams[i] = (digest, int(length), int(last))
+        record = trainer.iterate()
+        losses.append({name: value for name, value in record.items() if name.startswith(("loss/", "residual/"))})
+    tensors = {
+        "student": trainer.roles.student.learned(),
+        "fake": trainer.roles.fake.learned(),
+        "ema": trainer.ema.average,
+    }
+    weights = {role: {name: whole(t.detach()).clone() for name, t in of.items()} for role, of in tensors.items()}
+    return {"streams": streams, "losses": losses, "weights": weights}
+
+
+@torch.no_grad()
+def drift(weights: dict[str, torch.nn.Parameter]) -> None:
+    """Moves a network away from the teacher, so that losses are not made of rounding."""
+    for number, weight in enumerate(weights.values()):
+        noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(number))
+        noise *= 0.3 / (noise[0].numel() ** 0.5 if noise.ndim > 1 else 1)
+        spread = isinstance(weight, DTensor)
+        weight += distribute_tensor(noise, weight.device_mesh, weight.placements) if spread else noise
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    return launch(4, walk, str(tmp_path_factory.mktemp("stores")), runs.folder)
+
+
+@pytest.mark.parametrize(("mesh", "accumulation"), CELLS)
+def test_the_streams_do_not_depend_on_who_works_on_a_sample(found: list[dict], mesh: str, accumulation: int) -> None:
+    reference = found[0]["single", 1]["streams"]
+    together = {}
+    for of_rank in found:
+        if (mesh, accumulation) in of_rank:
+            together |= of_rank[mesh, accumulation]["streams"]
+    assert together == reference and len(reference) == STEPS * BATCH
+
+
+@pytest.mark.parametrize(("mesh", "accumulation"), CELLS)
+def test_losses_and_weights_agree(found: list[dict], mesh: str, accumulation: int) -> None:
+    reference, cell = found[0]["single", 1], found[0][mesh, accumulation]
+    close = 1e-5 if "context" in mesh else 1e-6
+    for step, (ours, theirs) in enumerate(zip(cell["losses"], reference["losses"], strict=True)):
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            # A part of the student's loss counts with its weight; a matrix' entry is on the scale of a cosine.
+            part = theirs.get("loss/student", 0.0) / PART.get(name, math.inf)
+            scale = 1.0 if name.startswith("residual/") else part
+            assert ours[name] == pytest.approx(value, rel=close, abs=close * scale), (step, name)
+    for role, weights in reference["weights"].items():
+        gap = torch.stack([(cell["weights"][role][n] - w).norm() for n, w in weights.items()]).norm()
+        assert gap / torch.stack([w.norm() for w in weights.values()]).norm() < close, role
+
+
+def test_every_rank_reports_the_same_numbers(found: list[dict]) -> None:
+    for cell in CELLS:
+        records = [of_rank[cell]["losses"] for of_rank in found if cell in of_rank]
+        assert all(record == records[0] for record in records)
