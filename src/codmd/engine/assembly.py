@@ -16,6 +16,7 @@ from codmd.errors import UserError
 from codmd.models import Model, load_model, weights_folder, with_shift
 from codmd.networks import GuidedTeacher, WanNetwork
 from codmd.networks.adapters import AdapterNetwork, base_state, reset, roles_of, share
+from codmd.networks.precision import double_blocks
 from codmd.networks.sharding import (
     compile_blocks,
     empty_transformer,
@@ -86,6 +87,8 @@ def _roles(recipe: Recipe, base: Model, ranks: Ranks) -> Roles:
     """Student and fake network begin as the teacher."""
     teacher = base.network
     scale = recipe.model.guidance_scale_standard
+    if recipe.train.precision == "fp64":
+        base.pipeline.text.model.double()
     negative = base.pipeline.text.encode([recipe.model.negative_prompt]).to(ranks.device)
     if isinstance(teacher, AdapterNetwork):
         shared = roles_of(teacher)
@@ -117,7 +120,9 @@ def _adapted(network: WanNetwork, recipe: Recipe) -> AdapterNetwork:
 
 
 def _arrange(network: WanNetwork, recipe: Recipe, *, learns: bool) -> None:
-    """What trades memory against time, block by block."""
+    """What is done to each block; the order is from the inside out."""
+    if recipe.train.precision == "fp64":
+        double_blocks(network.transformer)
     if learns and recipe.compute.checkpointing != "none":
         recompute_blocks(network, selective=recipe.compute.checkpointing == "selective")
     if recipe.compute.compile:

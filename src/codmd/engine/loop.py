@@ -25,6 +25,7 @@ from codmd.engine.ranks import Ranks
 from codmd.engine.tracking import Clock, residuals
 from codmd.errors import UserError
 from codmd.networks import GuidedTeacher, TextCondition, WanNetwork
+from codmd.networks.precision import arithmetic
 from codmd.objectives import Predictions, build, flow_mse, objective_gradient, total
 from codmd.recipe import Recipe
 from codmd.relations import replay
@@ -222,15 +223,10 @@ class Trainer:
         return record | {"gradient/fake": self.fake.clip()}, each
 
     def in_precision(self, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The call under autocast, when the recipe says bf16; weights stay fp32.
-
-        One context for each call: within one, autocast would reuse in the call with gradients the weights
-        that it cast in those without, and no gradient would reach them.
-        """
-        enabled = self.recipe.train.precision == "bf16"
+        """The call in the recipe's arithmetic."""
 
         def cast(*args: Any) -> Tensor:
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=enabled):
+            with arithmetic(self.recipe.train.precision, self.device):
                 return call(*args)
 
         return cast

@@ -1,0 +1,45 @@
+"""The arithmetic that a network's call is done in; its weights keep theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+
+def arithmetic(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """For one call: `bf16` is autocast, `fp64` is fp64 throughout, `fp32` needs nothing.
+
+    One context for each call: within one, autocast would reuse in a call with gradients the weights that it cast in
+    those without, and no gradient would reach them.
+    """
+    if precision == "bf16":
+        return torch.autocast(device.type, torch.bfloat16)
+    return Double() if precision == "fp64" else nullcontext()
+
+
+class Double(TorchFunctionMode):
+    """Wan's norms and modulations say `.float()`, for bf16's sake; in fp64 that would be a loss."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return (torch.Tensor.double if function is torch.Tensor.float else function)(*args, **(kwargs or {}))
+
+
+def double_blocks(transformer: nn.Module) -> None:
+    """A block keeps fp64 by itself: recomputed in a backward pass, it is outside the call that it belongs to."""
+    for block in transformer.blocks:  # type: ignore[union-attr]
+        block.forward = _doubled(block.forward)
+
+
+def _doubled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*inputs: Any, **named: Any) -> Any:
+        with Double():
+            return forward(*inputs, **named)
+
+    return run
