@@ -49,6 +49,11 @@ PROMPTS = (
 )
 
 
+def numbers(record: Mapping[str, object]) -> dict[str, object]:
+    """A record without its times, which no two runs share."""
+    return {k: v for k, v in record.items() if not k.startswith(("seconds/", "tokens_per_second", "memory/", "mfu"))}
+
+
 class TinyRuns:
     """Recipes and trainers over one tiny pipeline, in a folder that goes when the tests are done."""
 

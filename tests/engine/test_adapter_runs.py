@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_runs import runs
+from engine_runs import numbers, runs
 
 from codmd.engine import checkpoint
 from codmd.engine.assembly import assemble, load_base
@@ -56,9 +56,6 @@ def test_accumulation_and_recomputation_change_nothing() -> None:
 
 @pytest.mark.parametrize("cut", [1, 2, 3])  # after a student's turn, between two, before the next
 def test_a_resumed_run_is_the_run_bit_for_bit(tmp_path: Path, cut: int) -> None:
-    def numbers(record: dict) -> dict:
-        return {name: value for name, value in record.items() if not name.startswith(("seconds/", "tokens", "memory"))}
-
     whole = trainer()
     records = [numbers(whole.iterate()) for _ in range(5)]
     first = trainer()

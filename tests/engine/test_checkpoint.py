@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import WanTransformer3DModel
-from engine_runs import runs, snapshot
+from engine_runs import numbers, runs, snapshot
 from safetensors.torch import load_file
 
 from codmd.engine import checkpoint
@@ -24,10 +24,6 @@ SAMPLING = {"kind": "student", "steps": [1.0, 0.9375, 0.8333, 0.625]}
 
 def save(run: Path, trainer) -> Path:
     return checkpoint.save(run, trainer, {**SAMPLING, "base": str(runs.folder)}, None)
-
-
-def numbers(record: dict) -> dict:
-    return {name: value for name, value in record.items() if not name.startswith("seconds/")}
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])

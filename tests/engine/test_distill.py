@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import runs
+from engine_runs import numbers, runs
 
 from codmd.cli import main
 from codmd.engine import checkpoint, tracking
@@ -28,7 +28,7 @@ CURVE = ("validation.every=2", "validation.prompts=1")
 
 def records(out: Path) -> list[dict[str, Any]]:
     lines = read_json_lines(out / "metrics.jsonl")
-    return [{k: v for k, v in line.items() if not k.startswith("seconds/")} for line in lines]
+    return [numbers(line) for line in lines]
 
 
 def student(out: Path) -> dict[str, torch.Tensor]:

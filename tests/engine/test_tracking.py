@@ -12,7 +12,7 @@ import torch
 
 from codmd.engine import tracking
 from codmd.engine.ranks import Ranks
-from codmd.engine.tracking import Clock, JsonLines, open_trackers, read_json_lines, residuals, summary
+from codmd.engine.tracking import Clock, JsonLines, open_trackers, read_json_lines, residuals
 from codmd.errors import UserError
 
 
@@ -46,10 +46,6 @@ def test_a_clock_adds_up_by_phase() -> None:
         with clock(phase):
             pass
     assert list(clock.seconds) == ["seconds/rollout", "seconds/fake"]
-
-
-def test_the_summary_names_what_is_there() -> None:
-    assert summary({"loss/fake": 0.51234, "step": 3}) == "fake 0.512"
 
 
 def test_tensorboard_gets_the_numbers_and_a_resumed_run_writes_over_what_it_repeats(tmp_path: Path) -> None:

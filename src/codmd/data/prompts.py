@@ -132,6 +132,11 @@ class EncodedPrompts:
     def __len__(self) -> int:
         return len(self.prompts)
 
+    @property
+    def keys(self) -> int:
+        """What cross-attention sees of a prompt, on average: its tokens, and one slot of padding."""
+        return round(float(self._text.lengths.float().mean())) + 1
+
     def select(self, indices: Sequence[int]) -> TextCondition:
         """The embeddings of the prompts at these places."""
         return self._text.select([self._row[i] for i in indices])

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codmd.console import meter
 from codmd.engine import checkpoint
 from codmd.engine.assembly import assemble, load_base
 from codmd.engine.heartbeat import watched
 from codmd.engine.loop import Trainer
 from codmd.engine.ranks import Ranks, launched
 from codmd.engine.signals import stop_on_signals
-from codmd.engine.tracking import JsonLines, Tracker, check_trackers, open_trackers, read_json_lines, summary
+from codmd.engine.tracking import Clock, JsonLines, Tracker, check_trackers, open_trackers, read_json_lines
 from codmd.engine.validation import Score, Validation, best, warnings
+from codmd.engine.view import watch_run
 from codmd.errors import UserError, explain
 from codmd.files import write_whole
 from codmd.models import Model
@@ -190,20 +190,26 @@ class Session:
             raise UserError(f"train.choose: no measure is called {self.metric}, {nearest(self.metric, self.teacher)}")
         if self._validation_is_due() and first == 0 and self._validate():
             self._save()
-        title = "distilling"
-        with stop_on_signals() as stop, meter(title, max(total - first, 1), shown=self.ranks.is_first) as advance:
+        between = Clock(trainer.device)
+        with stop_on_signals() as stop, watch_run(self.recipe.name, total, first, shown=self.ranks.is_first) as shown:
             while trainer.step < total and not stop.agreed(self.ranks):
-                record = trainer.iterate()
+                record = {**trainer.iterate(), **between.seconds}
+                between = Clock(trainer.device)
                 for tracker in writers:
                     tracker.log(record["step"], record)
                 if record["refused"]:
                     self._warn(record["refused"])
                 if on_step is not None:
                     on_step(record)
-                advance(trainer.step - first, summary(record))
-                improved = self._validation_is_due() and self._validate()
+                shown(record)
+                # What happens between two steps is in the record of the second.
+                improved = False
+                if self._validation_is_due():
+                    with between("validation"):
+                        improved = self._validate()
                 if improved or self._checkpoint_is_due():
-                    self._save_or_warn()
+                    with between("checkpoint"):
+                        self._save_or_warn()
             # Still under watch: torchrun asks the others to end as soon as one has.
             for tracker in (*writers, *((self.curve,) if self.ranks.is_first else ())):
                 tracker.close()

@@ -8,6 +8,7 @@ is then replayed and differentiated (`relations.gradient_at`). With a single par
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from codmd.data.streams import Draws, prompt_indices, sample_ids
 from codmd.engine.ema import Ema
 from codmd.engine.guard import Guard, spoiled
 from codmd.engine.learner import Learner
+from codmd.engine.meter import Evaluations, Meter
 from codmd.engine.ranks import Ranks
 from codmd.engine.tracking import Clock, residuals
 from codmd.errors import UserError
@@ -88,12 +90,16 @@ class Trainer:
         self.ema = Ema(roles.student, train.ema_decay, train.ema_start, train.ema_power) if averaged else None
         self.objective = build(recipe.objective, self.ranks.data_group)
         self.guard = Guard(seed=recipe.seed)
+        networks = [roles.student, roles.teacher.network, roles.fake]
+        self.evaluations = Evaluations(networks, recomputed=False)
+        self.meter = Meter(roles.student.transformer.config, latent_shape, prompts.keys, self.device)
         self.step = 0
 
     def iterate(self) -> dict[str, Any]:
         """Algorithm 1's loop body, and a record of it. The student's turn is every step that `student_every`
         divides, the first among them; the fake network learns at every step, from the same x (R15)."""
         recipe, step, clock = self.recipe, self.step, Clock(self.device)
+        begun, evaluated = time.perf_counter(), self.evaluations.total
         is_student_turn = step % recipe.train.student_every == 0
         with clock("data"):
             parts = self.parts()
@@ -132,7 +138,12 @@ class Trainer:
         self.step += 1
         updates = {"student_updates": self.student.updates, "fake_updates": self.fake.updates}
         refused = {"refused": None} if refusal is None else vars(refusal)
-        return {"step": step, **record, **updates, **clock.seconds, **refused}
+        speed = self.meter.record(
+            seconds=time.perf_counter() - begun,
+            evaluations=self.evaluations.total - evaluated,
+            samples=recipe.train.batch,
+        )
+        return {"step": step, **record, **updates, **clock.seconds, **speed, **refused}
 
     def parts(self) -> list[Part]:
         """This rank's micro-batches. What is drawn for a sample does not depend on who works on it."""

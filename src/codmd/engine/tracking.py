@@ -130,17 +130,6 @@ def residuals(real: Tensor, fake: Tensor, ranks: Ranks) -> dict[str, float]:
     return ranks.largest({name: float(value) for name, value in largest.items()})
 
 
-def summary(record: Mapping[str, Any]) -> str:
-    """The few numbers of a step that are worth a look."""
-    shown = {
-        "loss/student": "student",
-        "loss/fake": "fake",
-        "gradient/student": "|g|",
-        "residual/frame": "dS",
-    }
-    return ", ".join(f"{label} {record[name]:.3g}" for name, label in shown.items() if name in record)
-
-
 TRACKERS = ("tensorboard", "wandb")
 
 
