@@ -30,7 +30,11 @@ MESHES = {
 ACCUMULATIONS = (1, 2, 4)
 PART = {"loss/batch": 0.1, "loss/frame": 0.1}
 STEPS, BATCH, RATE = 20, 16, 1e-5
-CELLS = [(mesh, accumulation) for mesh in MESHES for accumulation in ACCUMULATIONS]
+FULL = [("full", mesh, accumulation) for mesh in MESHES for accumulation in ACCUMULATIONS]
+ADAPTERS = [
+    ("adapter", mesh, accumulation) for mesh in ("single", "shard 2", "shard 2 x context 2") for accumulation in (1, 2)
+]
+CELLS = FULL + ADAPTERS
 
 
 def walk(rank: int, folder: str, teacher: Path) -> dict:
@@ -42,16 +46,17 @@ def walk(rank: int, folder: str, teacher: Path) -> dict:
             continue
         if world > 1:
             joined(rank, world, name, folder)
-        for accumulation in ACCUMULATIONS:
+        for mode, accumulation in [(mode, number) for mode, mesh, number in CELLS if mesh == name]:
             replicate, shard, context = degrees
             micro = BATCH // (replicate * shard) // accumulation
             recipe = runs.recipe(
                 f"parallel.replicate={replicate}", f"parallel.shard={shard}", f"parallel.context={context}",
                 f"train.batch={BATCH}", f"train.micro_batch={micro}", f"train.iterations={STEPS}",
                 f"train.student_lr={RATE}", f"train.fake_lr={RATE}", "train.ema_decay=0.9", "rollout.exit=per_sample",
+                f"mode={mode}", "adapter.rank=2", "adapter.base_dtype=fp32", "adapter.final_layers=true",
             )  # fmt: skip
             ranks = meshed(ParallelConfig(**vars(recipe.parallel)), torch.device("cpu")) if world > 1 else Ranks()
-            found[name, accumulation] = train(recipe, ranks)
+            found[mode, name, accumulation] = train(recipe, ranks)
         if world > 1:
             dist.destroy_process_group()
     return found
@@ -94,29 +99,30 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     return launch(4, walk, str(tmp_path_factory.mktemp("stores")), runs.folder)
 
 
-@pytest.mark.parametrize(("mesh", "accumulation"), CELLS)
-def test_the_streams_do_not_depend_on_who_works_on_a_sample(found: list[dict], mesh: str, accumulation: int) -> None:
-    reference = found[0]["single", 1]["streams"]
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: " ".join(map(str, cell)))
+def test_the_streams_do_not_depend_on_who_works_on_a_sample(found: list[dict], cell: tuple) -> None:
+    reference = found[0]["full", "single", 1]["streams"]
     together = {}
     for of_rank in found:
-        if (mesh, accumulation) in of_rank:
-            together |= of_rank[mesh, accumulation]["streams"]
+        if cell in of_rank:
+            together |= of_rank[cell]["streams"]
     assert together == reference and len(reference) == STEPS * BATCH
 
 
-@pytest.mark.parametrize(("mesh", "accumulation"), CELLS)
-def test_losses_and_weights_agree(found: list[dict], mesh: str, accumulation: int) -> None:
-    reference, cell = found[0]["single", 1], found[0][mesh, accumulation]
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: " ".join(map(str, cell)))
+def test_losses_and_weights_agree(found: list[dict], cell: tuple) -> None:
+    mode, mesh, _ = cell
+    reference, ours = found[0][mode, "single", 1], found[0][cell]
     close = 1e-5 if "context" in mesh else 1e-6
-    for step, (ours, theirs) in enumerate(zip(cell["losses"], reference["losses"], strict=True)):
-        assert ours.keys() == theirs.keys()
-        for name, value in theirs.items():
+    for step, (these, those) in enumerate(zip(ours["losses"], reference["losses"], strict=True)):
+        assert these.keys() == those.keys()
+        for name, value in those.items():
             # A part of the student's loss counts with its weight; a matrix' entry is on the scale of a cosine.
-            part = theirs.get("loss/student", 0.0) / PART.get(name, math.inf)
+            part = those.get("loss/student", 0.0) / PART.get(name, math.inf)
             scale = 1.0 if name.startswith("residual/") else part
-            assert ours[name] == pytest.approx(value, rel=close, abs=close * scale), (step, name)
+            assert these[name] == pytest.approx(value, rel=close, abs=close * scale), (step, name)
     for role, weights in reference["weights"].items():
-        gap = torch.stack([(cell["weights"][role][n] - w).norm() for n, w in weights.items()]).norm()
+        gap = torch.stack([(ours["weights"][role][n] - w).norm() for n, w in weights.items()]).norm()
         assert gap / torch.stack([w.norm() for w in weights.values()]).norm() < close, role
 
 

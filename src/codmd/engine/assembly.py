@@ -44,7 +44,7 @@ def load_base(recipe: Recipe, ranks: Ranks, given: Model | None = None) -> Model
     if recipe.mode == "adapter" and not isinstance(base.network, AdapterNetwork):
         # The base is changed; one that is given may be needed as it is.
         network = base.network if given is None else copy.deepcopy(base.network)
-        base = replace(base, network=_adapted(network, recipe))
+        base = replace(base, network=_adapted(network, recipe, ranks))
     return with_shift(base, recipe.model.teacher_shift)
 
 
@@ -104,7 +104,7 @@ def _roles(recipe: Recipe, base: Model, ranks: Ranks) -> Roles:
                 network.double()
             negative = negative.to(dtype=next(teacher.parameters()).dtype)
         for network in (student, teacher, fake):
-            _arrange(network, recipe, learns=network is not teacher)
+            _arrange(network, recipe, ranks, learns=network is not teacher)
         if recipe.compute.offload_teacher:
             offload(teacher.transformer, ranks.device)
     for network in (student, fake):
@@ -112,15 +112,17 @@ def _roles(recipe: Recipe, base: Model, ranks: Ranks) -> Roles:
     return Roles(student, GuidedTeacher(teacher, negative, scale), fake)
 
 
-def _adapted(network: WanNetwork, recipe: Recipe) -> AdapterNetwork:
+def _adapted(network: WanNetwork, recipe: Recipe, ranks: Ranks) -> AdapterNetwork:
     """The teacher of a transformer that all roles share from now on."""
     teacher = share(network.transformer, recipe.adapter, recipe.seed).teacher
-    _arrange(teacher, recipe, learns=True)
+    _arrange(teacher, recipe, ranks, learns=True)
     return teacher
 
 
-def _arrange(network: WanNetwork, recipe: Recipe, *, learns: bool) -> None:
-    """What is done to each block; the order is from the inside out."""
+def _arrange(network: WanNetwork, recipe: Recipe, ranks: Ranks, *, learns: bool) -> None:
+    """What is done to a network's blocks, adapters being in them already; the order is from the inside out."""
+    if ranks.context > 1:
+        share_context(network.transformer, ranks.context, recipe.parallel.context_method, ranks.device)
     if recipe.train.precision == "fp64":
         double_blocks(network.transformer)
     if learns and recipe.compute.checkpointing != "none":
@@ -135,17 +137,15 @@ def _spread(folder: Path, *, recipe: Recipe, ranks: Ranks, learns: bool) -> WanN
     adapts = recipe.mode == "adapter"
     if recipe.train.precision == "fp64":
         network.double()
-    if ranks.context > 1:
-        share_context(network.transformer, ranks.context, recipe.parallel.context_method, ranks.device)
     if adapts:
-        teacher = _adapted(network, recipe)
+        teacher = _adapted(network, recipe, ranks)
         # A base in bf16 is stored as it is used; what is not, norms and adapters, is to stay in fp32.
         precision = "fp32" if recipe.adapter.base_dtype == "bf16" else recipe.train.precision
         shard(teacher.transformer, ranks.sharding_mesh, precision)
         fill(teacher.transformer, folder, ranks.device, state=lambda: base_state(teacher))
         reset(roles_of(teacher), recipe.seed)
         return teacher
-    _arrange(network, recipe, learns=learns)
+    _arrange(network, recipe, ranks, learns=learns)
     network.requires_grad_(learns)
     waits = recipe.compute.offload_teacher and not learns
     shard(network.transformer, ranks.sharding_mesh, recipe.train.precision, offload=waits)
