@@ -1,4 +1,4 @@
-"""`python -m bench`: the ratios, as a table and as JSON, and on request as docs/speed.md."""
+"""`python -m bench`: the ratios, as a table and as JSON, and on request as docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 import codmd
 from bench.denoising import student_against_teacher
 from bench.memory import peak
+from bench.scaling import adapters_against_full, asynchronous_stall, two_ranks_against_one
 from bench.schedule import against_release, evaluations_of_both
 from bench.timing import Ratio
 from bench.training import codmd_against_dmd, step_against_passes, trainer
@@ -33,6 +34,7 @@ class Line:
     at_least: float | None = None
     must: float | None = None
     aim: float | None = None
+    aim_at_least: float | None = None
     detail: str = ""
 
     @property
@@ -49,6 +51,8 @@ class Line:
             said.append(f"must be ≤ {self.must:g}: {'yes' if self.value <= self.must else 'NO'}")
         if self.aim is not None:
             said.append(f"aim ≤ {self.aim:g}: {'yes' if self.value <= self.aim else 'no'}")
+        if self.aim_at_least is not None:
+            said.append(f"aim ≥ {self.aim_at_least:g}: {'yes' if self.value >= self.aim_at_least else 'no'}")
         return "; ".join(said)
 
     def cells(self) -> tuple[str, str, str, str, str]:
@@ -56,6 +60,7 @@ class Line:
         return self.what, f"{self.value:.3f}", interval, self.verdict(), self.detail
 
 
+ROUNDS = {"denoise": 7, "step": 24, "bare": 12, "schedule": 6, "save": 7, "ranks": 3}
 HEAD = ("ratio", "value", "interval", "required", "measured")
 
 
@@ -74,9 +79,7 @@ def measure(base: str, quick: bool, scale: float) -> list[Line]:
     """All of it. `quick` shows that everything runs, and proves nothing."""
     model = load_model(base)
     small = ("train.batch=2",) if quick else ()
-    rounds = {
-        name: max(2, round(scale * n)) for name, n in {"denoise": 7, "step": 24, "bare": 12, "schedule": 6}.items()
-    }
+    rounds = {name: max(2, round(scale * n)) for name, n in ROUNDS.items()}
     if quick:
         rounds = dict.fromkeys(rounds, 2)
 
@@ -90,8 +93,16 @@ def measure(base: str, quick: bool, scale: float) -> list[Line]:
     say("a step and its network passes")
     bare = step_against_passes(model, rounds["bare"], "codmd", *small)
     say("the authors' schedule")
-    counted, release = evaluations_of_both(model, *small)
+    counted, release = evaluations_of_both(model)
+    again, release_again = evaluations_of_both(model, "compute.checkpointing=blocks")
+    parts, _ = evaluations_of_both(model, "train.micro_batch=1")
     schedule = against_release(model, rounds["schedule"], *small)
+    say("checkpoints that are written meanwhile")
+    stall, save = asynchronous_stall(model, rounds["save"])
+    say("one rank and two")
+    ranks = [] if quick else [two_ranks_against_one(rounds["ranks"])]
+    say("adapters")
+    adapters, full = adapters_against_full()
     say("memory")
     ours, theirs = (peak(trainer(model, method, *small)) for method in ("codmd", "dmd"))
     mib = 2**20
@@ -107,12 +118,36 @@ def measure(base: str, quick: bool, scale: float) -> list[Line]:
             must=32.5,
             detail="forwards; a backward is two",
         ),
+        Line(what="the same, with recomputed blocks", value=again, must=38.5, detail="blocks that are computed again"),
+        Line(what="the same, in two passes over parts of the batch", value=parts, must=33.5, detail="one forward more"),
+        Line(what="network evaluations by the authors' schedule", value=release, detail="forwards; a backward is two"),
         Line(
-            what="the same by the authors' schedule",
-            value=release,
-            detail="forwards; a backward is two",
+            what="by the authors' schedule, with recomputed blocks",
+            value=release_again,
+            detail="blocks that are computed again",
         ),
         timed("our schedule / the authors', four times five iterations", schedule, aim=0.77),
+        Line(
+            what="stall for a checkpoint written meanwhile / a save at once",
+            value=stall / save,
+            aim=0.10,
+            detail=f"{stall * 1000:.0f} ms against {save * 1000:.0f} ms, medians",
+        ),
+        *(
+            Line(
+                what="one rank / two, a cycle of iterations, one thread each",
+                value=alone / together,
+                aim_at_least=1.7,
+                detail=f"{alone:.3g} s against {together:.3g} s, medians",
+            )
+            for alone, together in ranks
+        ),
+        Line(
+            what="adapters of rank 16 / full, weights, gradients and optimizer",
+            value=adapters / full,
+            must=0.35,
+            detail=f"{adapters / mib:.1f} MiB against {full / mib:.1f} MiB",
+        ),
         Line(
             what="CoDMD / DMD, peak memory",
             value=ours.total / theirs.total,
@@ -145,7 +180,7 @@ def markdown(lines: list[Line], about: dict[str, str], quick: bool, scale: float
     rows = "\n".join("| " + " | ".join(cells) + " |" for cells in table)
     said = "\n".join(f"- {key}: {value}" for key, value in about.items())
     warning = "\n**A quick run: it shows that everything runs, and proves nothing.**\n" if quick else ""
-    command = "python -m bench --report docs/speed.md" + (f" --scale {scale:g}" if scale != 1 else "")
+    command = "python -m bench --report docs/benchmarks.md" + (f" --scale {scale:g}" if scale != 1 else "")
     return f"""# Speed and memory
 
 Ratios, each measured in one run. Written by `{command}`.
@@ -164,6 +199,8 @@ whatever the exit and then picks one, and rolls out anew for the fake network; n
 are the same. Its evaluations and ours are counted as the networks are called, and both are timed, over iterations in
 which every exit occurs equally often. Memory is the profiler's count of every allocation in an iteration in
 which the student learns, beside the weights and the optimizers' moments; the count is exact and the same each time.
+A stall is the time in which training stands still: copying what is to be saved, and starting to write it. Two ranks
+are two processes with half of the batch each, FSDP2 over gloo, on one machine; each process is the command itself.
 """
 
 
@@ -171,7 +208,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--base", default="mini", help='"mini" or a folder with a pipeline')
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder for bench.json")
-    parser.add_argument("--report", type=Path, help="also write this file, for example docs/speed.md")
+    parser.add_argument("--report", type=Path, help="also write this file, for example docs/benchmarks.md")
     parser.add_argument("--quick", action="store_true", help="shows that everything runs, proves nothing")
     parser.add_argument("--threads", type=int, help="of torch; by default its own choice")
     parser.add_argument("--scale", type=float, default=1.0, help="more rounds, or fewer")

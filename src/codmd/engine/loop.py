@@ -140,7 +140,8 @@ class Trainer:
         refused = {"refused": None} if refusal is None else vars(refusal)
         speed = self.meter.record(
             seconds=time.perf_counter() - begun,
-            evaluations=self.evaluations.total - evaluated,
+            # Ranks that share a sample each count all of it.
+            evaluations=(self.evaluations.total - evaluated) / self.ranks.context,
             samples=recipe.train.batch,
         )
         return {"step": step, **record, **updates, **clock.seconds, **speed, **refused}
