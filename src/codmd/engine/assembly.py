@@ -9,7 +9,7 @@ from pathlib import Path
 
 from codmd.console import meter
 from codmd.data.prompts import EncodedPrompts, load_prompts
-from codmd.engine.loop import Roles, Trainer, part_size
+from codmd.engine.loop import Roles, Trainer
 from codmd.engine.ranks import Ranks
 from codmd.engine.validation import Score, Validation, mini_score
 from codmd.errors import UserError
@@ -62,8 +62,8 @@ def assemble(
         raise UserError('--init: an adapter starts as the teacher; use mode = "full", or another model.base')
     settings = Settings.of(base, **vars(recipe.video))
     device = next(base.network.parameters()).device
-    ranks = ranks or Ranks(device=device)
-    part_size(recipe, ranks)  # refuses what doesn't fit before anything takes long
+    if ranks is None or ranks.mesh is None:
+        ranks = Ranks(device=device)  # where the base is
     roles = _roles(recipe, base, ranks)
     if init is not None:
         read_into(roles.student.transformer.state_dict(), weights_folder(load_model(init, "cpu").folder))

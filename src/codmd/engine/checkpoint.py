@@ -380,6 +380,12 @@ def newest_whole(run: Path, warn: Any = print) -> Path | None:
     return None
 
 
+def clear_unfinished(run: Path) -> None:
+    """Deletes what a killed process was writing: it is as large as a checkpoint, and no use to anyone."""
+    for aside in (run / "checkpoints").glob(".step-*.writing"):
+        shutil.rmtree(aside, ignore_errors=True)
+
+
 def prune(run: Path, keep: int, spared: Path | None) -> None:
     """Deletes all but the newest `keep` checkpoints and the spared one."""
     for folder in committed(run)[:-keep]:

@@ -18,7 +18,7 @@ from typing import Any
 from codmd.engine import checkpoint
 from codmd.engine.assembly import assemble, load_base
 from codmd.engine.heartbeat import watched
-from codmd.engine.loop import Trainer
+from codmd.engine.loop import Trainer, part_size
 from codmd.engine.ranks import Ranks, launched
 from codmd.engine.signals import stop_on_signals
 from codmd.engine.tracking import Clock, JsonLines, Tracker, check_trackers, open_trackers, read_json_lines
@@ -128,8 +128,9 @@ def _distill(
     allow_changes: bool,
     ranks: Ranks,
 ) -> Result:
+    part_size(recipe, ranks)  # refuses what doesn't fit before anything takes long
     start = ranks.on_first(lambda: _check_folder(out, recipe, init, allow_changes))
-    check_trackers(recipe.train.track)
+    ranks.on_first(lambda: check_trackers(recipe.train.track))
     base = load_base(recipe, ranks, base)
     trainer, validation = assemble(recipe, base, init, score, ranks)
     session = Session(out, trainer, validation, base, init, reference_cache or out / "reference")
@@ -140,7 +141,11 @@ def _distill(
         if ranks.is_first:
             print(f"going on from {start}", file=sys.stderr)
     ranks.on_first(lambda: write_whole(out / "recipe.toml", to_toml(recipe).encode()))
-    return session.go(on_step, trackers)
+    ranks.on_first(lambda: checkpoint.clear_unfinished(out))
+    try:
+        return session.go(on_step, trackers)
+    finally:
+        session.settle()
 
 
 class Session:
@@ -257,6 +262,14 @@ class Session:
     def _warn(self, message: str) -> None:
         if self.ranks.is_first:
             print(f"warning: {message}", file=sys.stderr)
+
+    def settle(self) -> None:
+        """Lets a checkpoint that is being written come to its end, whatever ended the run."""
+        if self.background is not None:
+            try:
+                self.background.wait()
+            except Exception as error:
+                self._warn(f"no checkpoint, {explain(error) or error}")
 
     def _save_or_warn(self) -> None:
         """A checkpoint on the way. A disk that is full now may not be at the next: the old checkpoint stays."""

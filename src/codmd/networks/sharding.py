@@ -47,6 +47,8 @@ def shard(transformer: nn.Module, mesh: DeviceMesh, precision: str, *, offload: 
     )
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
     options["offload_policy"] = CPUOffloadPolicy() if offload else OffloadPolicy()
+    # Nobody here changes a network's output in place.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     for block in transformer.blocks:  # type: ignore[union-attr]
         fully_shard(block, **options)  # type: ignore[arg-type]
     fully_shard(transformer, **options)
