@@ -193,6 +193,23 @@ class Reproduce:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Selftest:
+    """Check in minutes what needs this machine: bf16, ranks, compiled blocks, checkpoints, memory."""
+
+    device: Annotated[str | None, arg(metavar="DEVICE")] = None
+    """cpu or cuda; by default a GPU where there is one."""
+    ranks: OptionalInt = None
+    """Processes of the checks that need several; by default one for each GPU, or 2 on a CPU."""
+    out: Folder = Path("runs/selftest")
+    """Folder for the report and the logs."""
+
+    def run(self) -> None:
+        from codmd import selftest
+
+        selftest.run(device=self.device, ranks=self.ranks, out=self.out)
+
+
+@dataclass(frozen=True, kw_only=True)
 class MiniPath:
     """Print where the miniature pipeline lies: a folder that stock diffusers loads."""
 

@@ -173,11 +173,12 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeConfig:
-    """What trades time against memory, and never changes what is computed."""
+    """What trades time against memory or repeatability, and changes what is computed by no more than rounding."""
 
     checkpointing: Literal["none", "blocks", "selective"] = "none"  # of activations, in student and fake network
     offload_teacher: bool = False  # its weights wait in the host's memory
     compile: bool = False  # each block, by torch.compile
+    deterministic: bool = False  # on a GPU, only kernels whose results are the same each time
 
 
 @dataclass(frozen=True, kw_only=True)

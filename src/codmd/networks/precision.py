@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 
@@ -20,6 +22,23 @@ def arithmetic(precision: str, device: torch.device) -> AbstractContextManager[A
     if precision == "bf16":
         return torch.autocast(device.type, torch.bfloat16)
     return Double() if precision == "fp64" else nullcontext()
+
+
+@contextmanager
+def reproducible(wanted: bool = True) -> Iterator[None]:
+    """On a GPU, only kernels whose results are the same each time: flash attention's slower backward, and plain
+    matrix products where flash attention cannot be used."""
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 class Double(TorchFunctionMode):
