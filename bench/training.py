@@ -93,7 +93,7 @@ def bare_passes(one: Trainer, step: int) -> Callable[[], None]:
     guided = roles.teacher.scale != 1.0
 
     def passes() -> None:
-        student, fake, teacher = (one.in_precision(n) for n in (roles.student, roles.fake, roles.teacher.network))
+        student, fake, teacher = (roles.student, roles.fake, roles.teacher.network)
         with torch.no_grad():
             for _ in range(before_exit + (not turn)):
                 student(x, t, text)

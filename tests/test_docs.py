@@ -54,6 +54,13 @@ def test_every_command_is_understood(args: tuple[str, ...]) -> None:
         assert cli.main([*args, "--dry-run"]) == 0
 
 
+@pytest.mark.parametrize("args", words("torchrun", in_blocks), ids=" ".join)
+def test_every_command_for_many_ranks_is_understood(args: tuple[str, ...]) -> None:
+    module = args.index("-m")
+    assert args[module + 1] == "codmd"
+    assert cli.main([*args[module + 2 :], "--dry-run"]) == 0
+
+
 @pytest.mark.parametrize("args", words("make", in_blocks) + words("make", in_text), ids=" ".join)
 def test_every_target_exists(args: tuple[str, ...]) -> None:
     subprocess.run(["make", "-n", *args], cwd=ROOT, check=True, capture_output=True)

@@ -71,6 +71,11 @@ class Model:
                 digest.update(f"{folder.name}/{path.relative_to(folder).as_posix()} {content}\n".encode())
         return digest.hexdigest()
 
+    @property
+    def device(self) -> torch.device:
+        """Where it computes; a network's own weights may wait elsewhere."""
+        return next(self.pipeline.codec.vae.parameters()).device
+
     def guided(self, scale: float, negative_prompt: str = "") -> GuidedTeacher:
         """The network with guidance around it; at scale 1 none is computed."""
         return GuidedTeacher(self.network, self.pipeline.text.encode([negative_prompt]), scale)
@@ -112,6 +117,15 @@ def resolve(ref: str) -> Path:
         return checkpoint
     near = _nearest_model(folder)
     raise UserError(f"{ref}: no model in this folder; " + (f"did you mean {near}?" if near else EXPECTED))
+
+
+def student_weights(ref: str) -> Path:
+    """The folder of a student's transformer; nothing is loaded."""
+    folder = resolve(ref)
+    if (folder / "model_index.json").is_file():
+        raise UserError(f"{ref}: a teacher; expected a student, which has sampling.json and student/")
+    check_weights(folder / "student")
+    return weights_folder(folder)
 
 
 def as_student(base: Model, times: tuple[float, ...], network: WanNetwork | None = None) -> Model:

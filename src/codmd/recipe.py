@@ -57,6 +57,11 @@ class Recipe:
     def __post_init__(self) -> None:
         check(bool(self.name.strip()), "name", "a name", self.name)
         check_number("seed", self.seed, at_least=0, below=2**63)
+        if self.train.precision == "fp64":
+            check(self.validation.every == 0, "train.precision", '"fp32" or "bf16" with a learning curve', "fp64")
+        ring = self.parallel.context > 1 and self.parallel.context_method == "ring"
+        if ring and self.train.precision != "bf16":
+            raise UserError('parallel.context_method: "ring" needs train.precision = "bf16", as its kernels do')
         if self.mode == "adapter":
             check(self.train.precision != "fp64", "mode", '"full" where train.precision is "fp64"', self.mode)
             waits = self.compute.offload_teacher

@@ -165,9 +165,10 @@ def relational_kl(
     return (log_target.exp() * (log_target - log_student)).sum(dim=-1)
 
 
-def relation_residual(real: Latents, fake: Latents) -> Float[Tensor, " batch"]:
+def relation_residual(real: Latents, fake: Latents, pool_grid: int = 1) -> Float[Tensor, " batch"]:
     """The largest |Delta_S| between frames, for each video: what is left to learn, how far Eq. 20 holds."""
-    delta = relation_matrix(pool_frames(fake.detach())) - relation_matrix(pool_frames(real.detach()))
+    S_fake, S_real = (relation_matrix(pool_frames(z.detach(), pool_grid)) for z in (fake, real))
+    delta = S_fake - S_real
     return delta.abs().amax(dim=(-2, -1))
 
 

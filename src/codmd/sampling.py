@@ -113,7 +113,7 @@ def _sample(
     on_evaluation: OnEvaluation,
 ) -> Latents:
     shape = settings.latent_shape(model)
-    device = next(model.network.parameters()).device
+    device = model.device
     text = text.to(device)
 
     def noise(step: int) -> Latents:

@@ -4,7 +4,9 @@ One launch of four processes walks six meshes, each with accumulation 1, 2 and 4
 """
 
 import hashlib
+import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from many_ranks import joined, launch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from codmd.config import ParallelConfig
+from codmd.engine import checkpoint
 from codmd.engine.assembly import assemble, load_base
 from codmd.engine.ranks import Ranks, meshed
 from codmd.networks.sharding import whole
@@ -57,8 +60,35 @@ def walk(rank: int, folder: str, teacher: Path) -> dict:
             )  # fmt: skip
             ranks = meshed(ParallelConfig(**vars(recipe.parallel)), torch.device("cpu")) if world > 1 else Ranks()
             found[mode, name, accumulation] = train(recipe, ranks)
+        if name == "shard 2":
+            found["sharded"] = sharded(runs, Path(folder) / "run")
         if world > 1:
             dist.destroy_process_group()
+    return found
+
+
+def sharded(runs: TinyRuns, out: Path) -> dict[str, float | str]:
+    """What a sharded network answers with its average, and after that; a learning curve in bf16; its file."""
+    recipe = runs.recipe("train.batch=4", "train.ema_decay=0.9", "train.student_lr=1e-2", "train.student_every=1")
+    ranks = meshed(ParallelConfig(shard=2), torch.device("cpu"))
+    trainer, _ = assemble(recipe, load_base(recipe, ranks), ranks=ranks)
+    for _ in range(2):
+        trainer.iterate()
+    student, alone, part = trainer.roles.student, runs.base().network, trainer.parts()[0]
+    question = part.draws.noise("x"), torch.full((len(part.ids),), 0.7), part.text
+    found = {}
+    with torch.no_grad():
+        for name, of in (("average", trainer.ema.average), ("weights", student.learned())):
+            alone.transformer.load_state_dict({n: whole(t.detach()) for n, t in of.items()})
+            with trainer.ema.applied() if name == "average" else nullcontext():
+                found[name] = float((student.velocity(*question) - alone.velocity(*question)).norm())
+            found[f"size of {name}"] = float(alone.velocity(*question).norm())
+    folder = checkpoint.save(out, trainer, {"kind": "student"}, None)
+    found["class"] = json.loads((folder / "student" / "config.json").read_text())["_class_name"]
+    rounded = runs.recipe("train.precision=bf16", "train.batch=4", "validation.every=2", "validation.prompts=3")
+    trainer, curve = assemble(rounded, load_base(rounded, ranks), score=runs.score, ranks=ranks)
+    found["dynamic degree"] = curve.student(trainer.roles.student, None)["dynamic_degree"]
+    found["teacher's"] = curve.teacher(out / "reference")["dynamic_degree"]
     return found
 
 
@@ -130,3 +160,12 @@ def test_every_rank_reports_the_same_numbers(found: list[dict]) -> None:
     for cell in CELLS:
         records = [of_rank[cell]["losses"] for of_rank in found if cell in of_rank]
         assert all(record == records[0] for record in records)
+
+
+def test_a_sharded_network_answers_with_the_weights_that_it_has(found: list[dict]) -> None:
+    for of_rank in found[:2]:
+        seen = of_rank["sharded"]
+        for name in ("average", "weights"):
+            assert seen[name] < 1e-5 * seen[f"size of {name}"], name
+        assert seen["class"] == "WanTransformer3DModel"
+        assert seen["dynamic degree"] > 0 and seen["teacher's"] > 0

@@ -125,7 +125,7 @@ class EncodedPrompts:
         for first in range(0, len(unique), batch):
             parts.append(encoder.encode(unique[first : first + batch], batch=batch))
             progress(min(first + batch, len(unique)), len(unique))
-        self._text = TextCondition.cat(parts)
+        self._text = TextCondition.cat(parts).to("cpu")  # all of them: a device needs a batch's at a time
         row = {prompt: i for i, prompt in enumerate(unique)}
         self._row = [row[prompt] for prompt in prompts]
 

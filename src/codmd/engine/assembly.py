@@ -10,10 +10,11 @@ from pathlib import Path
 from codmd.console import meter
 from codmd.data.prompts import EncodedPrompts, load_prompts
 from codmd.engine.loop import Roles, Trainer
+from codmd.engine.meter import video_tokens
 from codmd.engine.ranks import Ranks
 from codmd.engine.validation import Score, Validation, mini_score
 from codmd.errors import UserError
-from codmd.models import Model, load_model, weights_folder, with_shift
+from codmd.models import Model, load_model, student_weights, weights_folder, with_shift
 from codmd.networks import GuidedTeacher, WanNetwork
 from codmd.networks.adapters import AdapterNetwork, base_state, reset, roles_of, share
 from codmd.networks.precision import double_blocks
@@ -64,9 +65,11 @@ def assemble(
     device = next(base.network.parameters()).device
     if ranks is None or ranks.mesh is None:
         ranks = Ranks(device=device)  # where the base is
+    _check_tokens(base, settings.latent_shape(base), ranks)
     roles = _roles(recipe, base, ranks)
+    base = replace(base, network=roles.teacher.network)
     if init is not None:
-        read_into(roles.student.transformer.state_dict(), weights_folder(load_model(init, "cpu").folder))
+        read_into(roles.student.transformer.state_dict(), student_weights(init))
     curve = recipe.validation
     prompts = load_prompts(
         recipe.data.prompts,
@@ -83,6 +86,12 @@ def assemble(
     return trainer, Validation(recipe, base, prompts.validation, score or _score_for(recipe), ranks)
 
 
+def _check_tokens(base: Model, latent_shape: tuple[int, int, int, int], ranks: Ranks) -> None:
+    tokens = video_tokens(base.network.transformer.config, latent_shape)
+    if tokens % ranks.context:
+        raise UserError(f"parallel.context: {ranks.context} ranks cannot share {tokens} tokens a clip evenly")
+
+
 def _roles(recipe: Recipe, base: Model, ranks: Ranks) -> Roles:
     """Student and fake network begin as the teacher."""
     teacher = base.network
@@ -92,11 +101,15 @@ def _roles(recipe: Recipe, base: Model, ranks: Ranks) -> Roles:
     negative = base.pipeline.text.encode([recipe.model.negative_prompt]).to(ranks.device)
     if isinstance(teacher, AdapterNetwork):
         shared = roles_of(teacher)
+        for role in (shared.student, shared.teacher, shared.fake):
+            role.precision = recipe.train.precision
         return Roles(shared.student, GuidedTeacher(shared.teacher, negative, scale), shared.fake)
     if ranks.mesh is not None:
         folder = weights_folder(base.folder)
         student, fake = (_spread(folder, recipe=recipe, ranks=ranks, learns=True) for _ in range(2))
     else:
+        # The base's own weights, under another name: how it computes here is this run's business.
+        teacher = copy.copy(teacher)
         student, fake = copy.deepcopy(teacher), copy.deepcopy(teacher)
         if recipe.train.precision == "fp64":
             teacher = copy.deepcopy(teacher)
@@ -109,6 +122,8 @@ def _roles(recipe: Recipe, base: Model, ranks: Ranks) -> Roles:
             offload(teacher.transformer, ranks.device)
     for network in (student, fake):
         network.requires_grad_(True)
+    for network in (student, teacher, fake):
+        network.precision = recipe.train.precision
     return Roles(student, GuidedTeacher(teacher, negative, scale), fake)
 
 
@@ -121,8 +136,8 @@ def _adapted(network: WanNetwork, recipe: Recipe, ranks: Ranks) -> AdapterNetwor
 
 def _arrange(network: WanNetwork, recipe: Recipe, ranks: Ranks, *, learns: bool) -> None:
     """What is done to a network's blocks, adapters being in them already; the order is from the inside out."""
-    if ranks.context > 1:
-        share_context(network.transformer, ranks.context, recipe.parallel.context_method, ranks.device)
+    if ranks.context_mesh is not None:
+        share_context(network.transformer, ranks.context_mesh)
     if recipe.train.precision == "fp64":
         double_blocks(network.transformer)
     if learns and recipe.compute.checkpointing != "none":
@@ -147,7 +162,7 @@ def _spread(folder: Path, *, recipe: Recipe, ranks: Ranks, learns: bool) -> WanN
         return teacher
     _arrange(network, recipe, ranks, learns=learns)
     network.requires_grad_(learns)
-    waits = recipe.compute.offload_teacher and not learns
+    waits = recipe.compute.offload_teacher and not learns and ranks.device.type == "cuda"
     shard(network.transformer, ranks.sharding_mesh, recipe.train.precision, offload=waits)
     fill(network.transformer, folder, ranks.device, waits=waits)
     return network

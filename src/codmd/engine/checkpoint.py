@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed.checkpoint as dcp
+from diffusers import WanTransformer3DModel
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -38,7 +39,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from codmd.engine.learner import Learner
 from codmd.engine.loop import Trainer
 from codmd.engine.ranks import Ranks
-from codmd.errors import UserError
+from codmd.errors import UserError, explain
 from codmd.files import replacing, sync
 from codmd.networks import WanNetwork
 from codmd.networks.sharding import detached_copy, read_into
@@ -48,6 +49,8 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 FILE_BYTES = 5_000_000_000
 """How large a file of student/ gets before another is begun."""
+STATE_BYTES = 500_000_000
+"""About how large a rank's files of state/ get."""
 STOCK_NAME = "diffusion_pytorch_model"
 
 Answer = TypeVar("Answer")
@@ -130,7 +133,9 @@ def _student_files(network: WanNetwork, ranks: Ranks) -> tuple[dict[str, dict[st
     for name, tensor in network.stock_state():
         if place[name] % ranks.world == ranks.rank:
             files.setdefault(names[place[name]], {})[name] = tensor.to("cpu", copy=True).contiguous()
-    texts = {"student/config.json": network.transformer.to_json_string()}
+    # Sharding changes the class and its name; the file is to name the stock one.
+    config = json.loads(network.transformer.to_json_string()) | {"_class_name": WanTransformer3DModel.__name__}
+    texts = {"student/config.json": json.dumps(config, indent=2, sort_keys=True) + "\n"}
     if count > 1:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": {n: names[i] for n, i in place.items()}}
         texts[f"student/{STOCK_NAME}.safetensors.index.json"] = _json(index)
@@ -238,14 +243,20 @@ def write(run: Path, staged: Staged, ranks: Ranks) -> Path:
 def _write_own(aside: Path, staged: Staged, ranks: Ranks) -> dict[str, Any]:
     """Writes and syncs this rank's files, and takes their fingerprints."""
     # First, since its own messages between ranks tell of a failure: nobody waits for a rank that has gone on.
-    writer = HuggingFaceStorageWriter(str(aside / "state"), save_distributed=True)
+    places = _files_of_state(staged.state, ranks)
+    writer = HuggingFaceStorageWriter(str(aside / "state"), places, save_distributed=True)
     group = ranks.writing_group
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that a process alone is alone
         try:
             dcp.save(dict(staged.state), storage_writer=writer, process_group=group, no_dist=group is None)
         except CheckpointException as error:  # no Exception, and names every rank's
-            raise next(iter(error.failures.values()))[0] from error
+            rank = ranks.rank if ranks.rank in error.failures else min(error.failures)
+            wrong = error.failures[rank][0]
+            message = explain(wrong) if isinstance(wrong, Exception) else None
+            if rank == ranks.rank or message is None:
+                raise wrong from error
+            raise UserError(f"the checkpoint could not be written: rank {rank}: {message}") from error
     mine = [*(aside / "state").glob(f"shard-{ranks.rank + 1:05d}-*.safetensors")]
     for name, tensors in staged.student.items():
         save_file(dict(tensors), aside / "student" / name, metadata={"format": "pt"})
@@ -257,6 +268,16 @@ def _write_own(aside: Path, staged: Staged, ranks: Ranks) -> dict[str, Any]:
     for path in mine:
         sync(path)
     return {path.relative_to(aside).as_posix(): _fingerprint(path) for path in mine}
+
+
+def _files_of_state(state: Mapping[str, Tensor], ranks: Ranks) -> dict[str, int]:
+    """Which of a rank's files each tensor goes to: the writer makes one file at a time in memory, and holds up all
+    of Python meanwhile."""
+    places, filled = {}, 0
+    for name, tensor in state.items():
+        places[name] = 1 + filled // STATE_BYTES
+        filled += tensor.numel() * tensor.element_size() // ranks.world
+    return places
 
 
 def _together(ranks: Ranks, do: Callable[[], Answer]) -> list[Answer]:
@@ -370,10 +391,14 @@ def newest_whole(run: Path, warn: Any = print) -> Path | None:
     for folder in reversed(committed(run)):
         wrong = damage(folder)
         if wrong is None:
+            latest = run / "latest"
+            if latest.is_symlink() and not latest.exists():
+                point(latest, folder)
             return folder
         aside = folder.with_name(f"damaged-{folder.name}")
         shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
+        (run / "chosen.json").unlink(missing_ok=True)  # it may name this one; the next commit writes it anew
         warn(f"warning: checkpoint {folder} is damaged ({wrong}); set aside as {aside.name}")
     if any((run / "checkpoints").glob("damaged-step-*")):
         raise UserError(f"{run}: every checkpoint is damaged; give another --out, or delete the folder to start anew")
@@ -381,8 +406,8 @@ def newest_whole(run: Path, warn: Any = print) -> Path | None:
 
 
 def clear_unfinished(run: Path) -> None:
-    """Deletes what a killed process was writing: it is as large as a checkpoint, and no use to anyone."""
-    for aside in (run / "checkpoints").glob(".step-*.writing"):
+    """Deletes what a killed process was writing or deleting: it is as large as a checkpoint, and no use to anyone."""
+    for aside in (run / "checkpoints").glob(".step-*"):
         shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -390,4 +415,6 @@ def prune(run: Path, keep: int, spared: Path | None) -> None:
     """Deletes all but the newest `keep` checkpoints and the spared one."""
     for folder in committed(run)[:-keep]:
         if folder != spared:
-            shutil.rmtree(folder)
+            aside = folder.with_name(f".{folder.name}.deleted")  # what is half deleted is no checkpoint
+            folder.rename(aside)
+            shutil.rmtree(aside)

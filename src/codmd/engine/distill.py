@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 
 from codmd.engine import checkpoint
 from codmd.engine.assembly import assemble, load_base
+from codmd.engine.guard import TooManyRefusals
 from codmd.engine.heartbeat import watched
 from codmd.engine.loop import Trainer, part_size
 from codmd.engine.ranks import Ranks, launched
@@ -27,6 +27,7 @@ from codmd.engine.view import watch_run
 from codmd.errors import UserError, explain
 from codmd.files import write_whole
 from codmd.models import Model
+from codmd.networks.precision import reproducible
 from codmd.recipe import Recipe, diff, load_recipe, parse_recipe, to_toml
 from codmd.schema import nearest
 
@@ -64,8 +65,6 @@ def run(
             print(to_toml(resolved))
         result = distill(resolved, out, init=init, allow_changes=allow_changes, ranks=ranks)
         said = ranks.is_first
-        if result.exit_code and ranks.world > 1:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, when another rank has ended a moment before
     if result.exit_code:
         if said:
             print(
@@ -112,7 +111,7 @@ def distill(
                 allow_changes=allow_changes,
                 ranks=ranks,
             )
-    with watched(ranks):
+    with reproducible(recipe.compute.deterministic), watched(ranks):
         return _distill(recipe, Path(out), init, base, score, on_step, trackers, reference_cache, allow_changes, ranks)
 
 
@@ -196,12 +195,16 @@ class Session:
         if self._validation_is_due() and first == 0 and self._validate():
             self._save()
         between = Clock(trainer.device)
-        with stop_on_signals() as stop, watch_run(self.recipe.name, total, first, shown=self.ranks.is_first) as shown:
+        watch = watch_run(self.recipe.name, total, first, shown=self.ranks.is_first)
+        with stop_on_signals(alone=self.ranks.world == 1) as stop, watch as shown:
             while trainer.step < total and not stop.agreed(self.ranks):
-                record = {**trainer.iterate(), **between.seconds}
+                try:
+                    record = {**trainer.iterate(), **between.seconds}
+                except TooManyRefusals as error:
+                    self._log(writers, {"step": trainer.step, **vars(error.refusal)})
+                    raise
                 between = Clock(trainer.device)
-                for tracker in writers:
-                    tracker.log(record["step"], record)
+                self._log(writers, record)
                 if record["refused"]:
                     self._warn(record["refused"])
                 if on_step is not None:
@@ -228,6 +231,16 @@ class Session:
             teacher=self.teacher,
         )
 
+    def _log(self, writers: Sequence[Tracker], record: Mapping[str, Any]) -> None:
+        for tracker in writers:
+            try:
+                tracker.log(record["step"], record)
+            except OSError as error:
+                message = explain(error)
+                if message is None:
+                    raise
+                self._warn(f"step {record['step']}: not written down yet, {message}; the run goes on")
+
     def _checkpoint_is_due(self) -> bool:
         every, step = self.recipe.train.checkpoint_every, self.trainer.step
         return every > 0 and step % every == 0
@@ -245,7 +258,7 @@ class Session:
 
     def _add_point(self, scores: Mapping[str, float]) -> bool:
         step = self.trainer.step
-        self.curve.log(step, {"student_updates": self.trainer.student.updates, **scores})
+        self._log((self.curve,), {"step": step, "student_updates": self.trainer.student.updates, **scores})
         self._track(step, scores)
         for warning in warnings(scores, self.teacher, self.recipe.validation):
             self._warn(f"step {step}: {warning}")
@@ -332,7 +345,10 @@ def _check_folder(out: Path, recipe: Recipe, init: str | None, allow_changes: bo
             raise UserError(f"{out}: its recipe.toml was not written by a run, and would be lost; give another --out")
         return None
     old = parse_recipe((start / "recipe.toml").read_text(encoding="utf-8"), str(saved))
-    changes = [str(change) for change in diff(old, recipe) if not change.key.startswith(HOW)]
+    how: tuple[str, ...] = HOW
+    if recipe.objective.release_batch_scaling:  # whose batch term depends on the number of ranks
+        how = tuple(key for key in HOW if key != "parallel.")
+    changes = [str(change) for change in diff(old, recipe) if not change.key.startswith(how)]
     before = checkpoint.read_state(start)["init"]
     if before != init:
         changes.append(f"--init: {before or '(not set)'} -> {init or '(not set)'}")

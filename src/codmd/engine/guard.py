@@ -23,6 +23,14 @@ class Refusal:
     seed: int
 
 
+class TooManyRefusals(NonFiniteError):
+    """Carries the last refusal, which no record holds any more."""
+
+    def __init__(self, message: str, refusal: Refusal) -> None:
+        super().__init__(message)
+        self.refusal = refusal
+
+
 class Guard:
     """Decides whether a step may change the networks, and ends the run after `limit` refusals in a row.
 
@@ -45,12 +53,14 @@ class Guard:
         message = (
             f"step {step}: non-finite {', '.join(bad)}; nothing was updated; samples {_span(ids)} of seed {self.seed}"
         )
+        refusal = Refusal(message, ids, self.seed)
         if self.in_a_row >= self.limit:
-            raise NonFiniteError(
+            raise TooManyRefusals(
                 f"{message}; that is {self.in_a_row} steps in a row: lower the learning rates, "
-                "or look at the prompts of these samples"
+                "or look at the prompts of these samples",
+                refusal,
             )
-        return Refusal(message, ids, self.seed)
+        return refusal
 
 
 def spoiled(ranks: Ranks, ids: Sequence[int], watched: Mapping[str, Tensor]) -> list[int]:

@@ -9,7 +9,6 @@ is then replayed and differentiated (`relations.gradient_at`). With a single par
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +26,8 @@ from codmd.engine.ranks import Ranks
 from codmd.engine.tracking import Clock, residuals
 from codmd.errors import UserError
 from codmd.networks import GuidedTeacher, TextCondition, WanNetwork
-from codmd.networks.precision import arithmetic
 from codmd.objectives import Predictions, build, flow_mse, objective_gradient, total
+from codmd.objectives.relational import in_space
 from codmd.recipe import Recipe
 from codmd.relations import replay
 from codmd.rollout import simulate
@@ -121,7 +120,9 @@ class Trainer:
         # Every rank sees the same means, so that all refuse a step or none does.
         record = self.ranks.mean({name: float(value) for name, value in record.items()})
         if is_student_turn:
-            record |= residuals(seen.real, seen.fake, self.ranks)
+            config = recipe.objective
+            _, real, fake = in_space(seen, config.space)
+            record |= residuals(real, fake, self.ranks, config.pool_grid)
         ids = sample_ids(step, recipe.train.batch)
         own = [i for part in parts for i in part.ids]
         refusal = self.guard.refusal(step, record, lambda: spoiled(self.ranks, own, watched) or ids)
@@ -173,7 +174,7 @@ class Trainer:
     def generate(self, part: Part) -> Made:
         """x ← G(z, T), stopped at the step's exit; only the last call has a gradient."""
         draws, steps = part.draws, self.recipe.rollout.steps
-        student = self.in_precision(self.roles.student.x0)
+        student = self.roles.student.x0
         y, t = simulate(
             student,
             draws.noise("rollout 0"),
@@ -193,9 +194,9 @@ class Trainer:
         t = flow.renoise_times(u, config.shift, config.low, config.high)
         x_t = flow.add_noise(made.x.detach(), draws.noise("renoise student"), t)
         with clock("teacher"):
-            real = self.in_precision(self.roles.teacher.x0)(x_t, t, text)
+            real = self.roles.teacher.x0(x_t, t, text)
         with clock("fake"):
-            fake = self.in_precision(self.roles.fake.x0)(x_t, t, text)
+            fake = self.roles.fake.x0(x_t, t, text)
         return Predictions(x=made.x.detach(), x_t=x_t, t=t, real=real, fake=fake)
 
     def backward_student(self, made: list[Made], seen: Predictions, clock: Clock, *, replays: bool) -> dict[str, Any]:
@@ -208,7 +209,7 @@ class Trainer:
             x = one.x
             if replays:
                 with clock("rollout"):
-                    x = self.in_precision(self.roles.student.x0)(one.y, one.t, one.part.text)
+                    x = self.roles.student.x0(one.y, one.t, one.part.text)
             with clock("backward"):
                 replay(x, its_gradient)
         record = {f"loss/{term.name}": term.values.mean() for term in terms}
@@ -224,7 +225,7 @@ class Trainer:
             t = flow.renoise_times(draws.uniform("t fake"), config.shift, config.low, config.high)
             eps = draws.noise("renoise fake")
             with clock("fake"):
-                velocity = self.in_precision(self.roles.fake.velocity)(flow.add_noise(x, eps, t), t, one.part.text)
+                velocity = self.roles.fake.velocity(flow.add_noise(x, eps, t), t, one.part.text)
                 loss = flow_mse(flow.at_least_float32(velocity), x, eps)
             with clock("backward"):
                 (loss.mean() * self.ranks.context / len(made)).backward()
@@ -233,15 +234,6 @@ class Trainer:
         each = torch.cat(losses)
         record = {"loss/fake": each.mean(), "t/fake": torch.cat(times).mean(), "lr/fake": self.fake.rate}
         return record | {"gradient/fake": self.fake.clip()}, each
-
-    def in_precision(self, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The call in the recipe's arithmetic."""
-
-        def cast(*args: Any) -> Tensor:
-            with arithmetic(self.recipe.train.precision, self.device):
-                return call(*args)
-
-        return cast
 
 
 def part_size(recipe: Recipe, ranks: Ranks) -> int:

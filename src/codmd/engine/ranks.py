@@ -21,11 +21,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from codmd.config import ParallelConfig
+from codmd.engine.meeting import meet
 from codmd.errors import UserError
 
 Item = TypeVar("Item")
 DIMENSIONS = ("replicate", "shard", "context")
-PATIENCE = timedelta(minutes=30)
+COLLECTIVE_LIMIT = timedelta(minutes=30)
 """How long a collective may take. A rank that died is noticed much earlier, see `engine.heartbeat`."""
 
 
@@ -43,6 +44,7 @@ class Ranks:
     world: int = 1
     device: torch.device = field(default_factory=lambda: default_device())
     mesh: DeviceMesh | None = None
+    context_method: str = "ulysses"
 
     @property
     def is_first(self) -> bool:
@@ -99,6 +101,16 @@ class Ranks:
         return init_device_mesh(self.device.type, (replicate, shard * context), mesh_dim_names=names)
 
     @cached_property
+    def context_mesh(self) -> DeviceMesh | None:
+        """The ranks that share a sample, as diffusers wants them; one for all networks, since each new one takes
+        memory for its messages."""
+        if self.mesh is None or self.context == 1:
+            return None
+        degrees = (self.context, 1) if self.context_method == "ring" else (1, self.context)
+        names = ("data", "ring", "ulysses")
+        return init_device_mesh(self.device.type, (self.data_size, *degrees), mesh_dim_names=names)
+
+    @cached_property
     def writing_group(self) -> dist.ProcessGroup | None:
         """For a checkpoint that is written while the training goes on: its messages are not mixed with others."""
         return None if self.mesh is None else dist.new_group(backend="gloo")
@@ -147,9 +159,13 @@ class Ranks:
             raise ToldByFirst(told[1])
         return told[0]
 
-    def barrier(self) -> None:
-        if self.mesh is not None:
-            self.gather(None)  # a barrier of NCCL would wait for the device as well
+    def gather_on_first(self, item: Item) -> list[Item]:
+        """Every rank's item, in rank order, on the first rank; nothing on the others."""
+        if self.mesh is None:
+            return [item]
+        items: list[Any] | None = [None] * self.world if self.is_first else None
+        dist.gather_object(item, items, dst=0)
+        return items or []
 
 
 def default_device() -> torch.device:
@@ -173,7 +189,8 @@ def launched(config: ParallelConfig) -> Iterator[Ranks]:
         torch.cuda.set_device(device)
     if mine:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=PATIENCE)
+        store, rank, world = meet(COLLECTIVE_LIMIT)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=COLLECTIVE_LIMIT)
     try:
         yield meshed(config, device)
     finally:
@@ -188,7 +205,7 @@ def meshed(config: ParallelConfig, device: torch.device) -> Ranks:
     if world == 1:
         return Ranks(device=device)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=DIMENSIONS)
-    ranks = Ranks(dist.get_rank(), world, device, mesh)
+    ranks = Ranks(dist.get_rank(), world, device, mesh, config.context_method)
     # Groups are made by all ranks together, so now rather than when one of them needs its own.
-    _ = ranks.data_group, ranks.sharding_mesh, ranks.writing_group
+    _ = ranks.data_group, ranks.sharding_mesh, ranks.context_mesh, ranks.writing_group
     return ranks

@@ -32,20 +32,30 @@ class Tracker(Protocol):
 
 
 class JsonLines:
-    """One JSON object a line. What is from step `start` on is dropped: a resumed run writes it again."""
+    """One JSON object a line. What is from step `start` on is dropped: a resumed run writes it again.
+
+    What a full disk does not take is kept, and written before the next line.
+    """
 
     def __init__(self, path: Path, start: int = 0) -> None:
         self.path = path
         kept = [json.dumps(record) for record in read_json_lines(path) if record["step"] < start]
         write_whole(path, "".join(f"{line}\n" for line in kept).encode())
-        self.file = path.open("a", encoding="utf-8")
+        self.file = path.open("ab", buffering=0)
+        self.unwritten = b""
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        self.file.write(json.dumps({"step": step, **{k: _plain(v) for k, v in values.items()}}) + "\n")
-        self.file.flush()
+        line = json.dumps({"step": step, **{k: _plain(v) for k, v in values.items()}})
+        self.unwritten += f"{line}\n".encode()
+        self._write()
+
+    def _write(self) -> None:
+        while self.unwritten:
+            self.unwritten = self.unwritten[self.file.write(self.unwritten) :]
 
     def close(self) -> None:
-        self.file.close()
+        with self.file:
+            self._write()
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
@@ -123,10 +133,12 @@ class Clock:
         return {f"seconds/{phase}": round(spent, 5) for phase, spent in self._seconds.items()}
 
 
-def residuals(real: Tensor, fake: Tensor, ranks: Ranks) -> dict[str, float]:
+def residuals(real: Tensor, fake: Tensor, ranks: Ranks, pool_grid: int = 1) -> dict[str, float]:
     """max |S_fake - S_real| between frames and between all samples: the paper says it is typically below 0.4."""
-    S_real, S_fake = (relation_matrix(gather_samples(pool_samples(x), ranks.data_group)) for x in (real, fake))
-    largest = {"residual/frame": relation_residual(real, fake).max(), "residual/batch": (S_fake - S_real).abs().max()}
+    pooled = (gather_samples(pool_samples(x, pool_grid), ranks.data_group) for x in (real, fake))
+    S_real, S_fake = map(relation_matrix, pooled)
+    frames = relation_residual(real, fake, pool_grid)
+    largest = {"residual/frame": frames.max(), "residual/batch": (S_fake - S_real).abs().max()}
     return ranks.largest({name: float(value) for name, value in largest.items()})
 
 

@@ -62,6 +62,7 @@ class Validation:
         what = {
             "teacher": self.ranks.on_first(lambda: self.base.sha256),
             "settings": asdict(settings),
+            "precision": self.recipe.train.precision,
             "shift": config.teacher_shift,
             "prompts": self.prompts,
             "seeds": self.seeds,
@@ -81,7 +82,7 @@ class Validation:
         clips = list(range(count)) + [count - 1] * (-count % ranks.data_size)
         own = ranks.share(clips)
         prompts, seeds = [self.prompts[i] for i in own], [self.seeds[i] for i in own]
-        videos = ranks.gather(generate_videos(model, prompts, seeds, settings=settings, batch=BATCH))
+        videos = ranks.gather_on_first(generate_videos(model, prompts, seeds, settings=settings, batch=BATCH))
 
         def measured() -> dict[str, float]:
             scores = self.score(np.concatenate(videos[:: ranks.context])[:count], self.prompts)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+Precision = Literal["fp64", "fp32", "bf16"]
 
-def arithmetic(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+
+def arithmetic(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
     """For one call: `bf16` is autocast, `fp64` is fp64 throughout, `fp32` needs nothing.
 
     One context for each call: within one, autocast would reuse in a call with gradients the weights that it cast in

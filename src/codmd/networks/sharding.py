@@ -20,7 +20,7 @@ from diffusers.models.transformers.transformer_wan import WanRotaryPosEmbed
 from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -51,30 +51,31 @@ def shard(transformer: nn.Module, mesh: DeviceMesh, precision: str, *, offload: 
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     for block in transformer.blocks:  # type: ignore[union-attr]
         fully_shard(block, **options)  # type: ignore[arg-type]
-    fully_shard(transformer, **options)
+    # By default a root keeps its gathered copy after a forward: weights that are traded since (an average's) would not
+    # be seen by the next.
+    fully_shard(transformer, reshard_after_forward=True, **options)
 
 
-def share_context(transformer: WanTransformer3DModel, degree: int, method: str, device: torch.device) -> None:
-    """Each of `degree` neighbouring ranks holds a part of every sample's tokens; attention brings them together.
+def share_context(transformer: WanTransformer3DModel, mesh: DeviceMesh) -> None:
+    """Each of the ranks in `mesh`, `ring` x `ulysses`, holds a part of every sample's tokens; attention brings them
+    together.
 
     diffusers' own hooks. Its `enable_parallelism` counts accelerators and finds none on a CPU, so this calls what
     lies below it. The plan's entry for times of single tokens (Wan2.2) is left out: here a sample has one.
     """
-    heads = transformer.config.num_attention_heads
-    if method == "ulysses" and heads % degree:
-        raise UserError(f"parallel.context: {degree} does not divide the network's {heads} attention heads")
-    if method == "ring" and device.type != "cuda":
+    heads, ring, ulysses = transformer.config.num_attention_heads, mesh["ring"].size(), mesh["ulysses"].size()
+    if heads % ulysses:
+        raise UserError(f"parallel.context: {ulysses} does not divide the network's {heads} attention heads")
+    on_gpu = mesh.device_type == "cuda"
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device(mesh.device_type)
+    if ring > 1 and not on_gpu:
         raise UserError('parallel.context_method: "ring" needs a GPU\'s attention kernels; use "ulysses"')
-    world, rank = dist.get_world_size(), dist.get_rank()
-    ring, ulysses = (degree, 1) if method == "ring" else (1, degree)
-    names = ("data", "ring", "ulysses")
-    mesh = init_device_mesh(device.type, (world // degree, ring, ulysses), mesh_dim_names=names)
     inner = ContextParallelConfig(ring_degree=ring, ulysses_degree=ulysses, mesh=mesh)
     config = ParallelConfig(context_parallel_config=inner)
-    config.setup(rank, world, device, mesh=mesh)
+    config.setup(dist.get_rank(), dist.get_world_size(), device, mesh=mesh)
     for block in transformer.blocks:
         block.attn1.processor._parallel_config = config
-        if method == "ring":
+        if ring > 1:
             block.attn1.set_attention_backend("_native_flash")
     plan = {name: entry for name, entry in transformer._cp_plan.items() if name}
     apply_context_parallel(transformer, inner, plan)
@@ -182,12 +183,7 @@ def read_into(tensors: Mapping[str, Tensor], folder: Path) -> None:
 
 def detached_copy(tensor: Tensor) -> Tensor:
     """A copy in the host's memory; of a sharded tensor, of this rank's part."""
-    part = local(tensor).detach().to("cpu", copy=True)
-    if not isinstance(tensor, DTensor):
-        return part
-    return DTensor.from_local(
-        part, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
+    return tensor.detach().to("cpu", copy=True)
 
 
 def local(tensor: Tensor) -> Tensor:

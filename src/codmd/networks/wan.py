@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from codmd.flow import x0_from_velocity
+from codmd.networks.precision import Precision, arithmetic
 from codmd.networks.sharding import whole
 from codmd.networks.text import FoldedPadding, TextCondition
 
@@ -16,7 +17,12 @@ NETWORK_TIME = 1000.0  # Wan's time runs from 0 to 1000
 
 
 class WanNetwork(nn.Module):
-    """A stock `WanTransformer3DModel` in one of the roles: student, teacher or fake."""
+    """A stock `WanTransformer3DModel` in one of the roles: student, teacher or fake.
+
+    `precision` is the arithmetic of its calls, see `networks.precision`; its weights keep theirs.
+    """
+
+    precision: Precision = "fp32"
 
     def __init__(self, transformer: WanTransformer3DModel) -> None:
         super().__init__()
@@ -28,9 +34,10 @@ class WanNetwork(nn.Module):
     def forward(self, x_t: Float[Tensor, "B C F H W"], t: Float[Tensor, " B"], text: TextCondition) -> Tensor:
         """Velocity v = eps - x0 at x_t."""
         self._padding.bias = text.key_bias()
-        return self.transformer(
-            hidden_states=x_t, timestep=t * NETWORK_TIME, encoder_hidden_states=text.tokens, return_dict=False
-        )[0]
+        with arithmetic(self.precision, x_t.device):
+            return self.transformer(
+                hidden_states=x_t, timestep=t * NETWORK_TIME, encoder_hidden_states=text.tokens, return_dict=False
+            )[0]
 
     def learned(self) -> dict[str, nn.Parameter]:
         """The parameters that training moves, by the names that they have in a checkpoint."""

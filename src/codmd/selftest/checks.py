@@ -65,7 +65,7 @@ def bf16_step(setting: Setting) -> Finding:
 def _velocity(trainer: Trainer) -> Tensor:
     part = trainer.parts()[0]
     t = torch.linspace(0.3, 0.9, len(part.ids), device=trainer.device)
-    return trainer.in_precision(trainer.roles.student.velocity)(part.draws.noise("x"), t, part.text)
+    return trainer.roles.student.velocity(part.draws.noise("x"), t, part.text)
 
 
 def _gradient(trainer: Trainer) -> dict[str, Tensor]:
@@ -77,7 +77,7 @@ def _gradient(trainer: Trainer) -> dict[str, Tensor]:
 def _clip(trainer: Trainer) -> Tensor:
     part = trainer.parts()[0]
     noise = part.draws.noise
-    student = trainer.in_precision(trainer.roles.student.x0)
+    student = trainer.roles.student.x0
     steps = trainer.recipe.rollout.steps
     return rollout(student, noise("rollout 0"), part.text, steps, lambda j: noise(f"rollout {j}"))
 
