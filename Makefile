@@ -2,6 +2,7 @@
 # test   the tests
 # check  what continuous integration runs: lint, format, types, every test but the slow evidence
 # bench  ratios, measured in one run
+# chaos  runs that are killed, stopped and starved, and must go on bit for bit; a quarter of an hour
 #
 # Each target makes the virtual environment itself when it is missing, and renews it when the
 # dependencies change. Another interpreter: make demo PYTHON=python3.12
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench
+.PHONY: help setup demo test check format bench chaos
 
 help:
 	@sed -n "1,/^$$/s/^# \{0,1\}//p" Makefile
@@ -45,3 +46,6 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m bench
+
+chaos: $(INSTALLED)
+	$(BIN)/python -m bench.chaos --report docs/reliability.md

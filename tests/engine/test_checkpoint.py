@@ -1,9 +1,11 @@
 """Checkpoints: whole or not there, and a run goes on from them as if it had never stopped."""
 
+import contextlib
 import errno
 import json
 import os
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,14 +13,15 @@ import torch
 from diffusers import WanTransformer3DModel
 from engine_runs import numbers, runs, snapshot
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.filesystem import FileSystem
 
 from codmd.engine import checkpoint
 from codmd.errors import UserError
 from codmd.models import load_model
 from codmd.recipe import load_recipe
 
-MOMENTS = [(checkpoint, "save_file"), (os, "fsync")]
-MOMENTS += [(Path, name) for name in ("write_text", "mkdir", "rename", "replace", "symlink_to")]
+MOMENTS = [(Path, name) for name in ("write_text", "mkdir", "rename", "replace", "symlink_to")]
+MOMENTS += [(checkpoint, "save_file")]
 SAMPLING = {"kind": "student", "steps": [1.0, 0.9375, 0.8333, 0.625]}
 
 
@@ -71,46 +74,113 @@ def test_every_file_is_safetensors_json_or_toml(tmp_path: Path) -> None:
     assert all(readers[path.suffix](path) for path in files)  # each reads as what it is called, and holds something
 
 
-def test_a_crash_at_any_moment_of_a_save_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every write, sync and rename in turn is the last thing that happens; then the run goes on."""
-    trainer = runs.trainer()
-    first = save(tmp_path, trainer)
-    trainer.iterate()
-    calls = 0
+class Mortal:
+    """Counts all that touches the disk, and dies at the nth: what was not synced by then is lost."""
 
-    def dies_at(fatal: int, function):
+    def __init__(self, run: Path, fatal: int, patch: pytest.MonkeyPatch) -> None:
+        self.run, self.left = run, fatal
+        self.synced = {path.stat().st_ino for path in run.rglob("*")}
+        for owner, name in MOMENTS:
+            patch.setattr(owner, name, self.counted(getattr(owner, name)))
+        patch.setattr(os, "fsync", self.noted(os.fsync))
+        patch.setattr(FileSystem, "create_stream", self.torn(FileSystem.create_stream))
+        patch.setattr(shutil, "rmtree", lambda *args, **kwargs: None)  # the killed clean nothing up
+
+    @property
+    def dead(self) -> bool:
+        return self.left <= 0
+
+    def moment(self) -> None:
+        self.left -= 1
+        if not self.left:
+            for path in self.run.rglob("*"):
+                if path.is_file() and not path.is_symlink() and path.stat().st_ino not in self.synced:
+                    os.truncate(path, path.stat().st_size // 2)
+        if self.dead:
+            raise SystemExit("killed")
+
+    def counted(self, function):
         def wrapped(*args, **kwargs):
-            nonlocal calls
-            calls += 1
-            if calls == fatal:
-                raise SystemExit("killed")
+            self.moment()
             return function(*args, **kwargs)
 
         return wrapped
 
-    fatal = 0
-    while True:
-        fatal, calls = fatal + 1, 0
+    def noted(self, fsync):
+        def wrapped(handle: int) -> None:
+            self.moment()
+            fsync(handle)
+            self.synced.add(os.fstat(handle).st_ino)
+
+        return wrapped
+
+    def torn(self, create_stream):
+        """PyTorch's own files, in state/: before one is opened, and in the middle of each write."""
+
+        @contextmanager
+        def wrapped(*args, **kwargs):
+            self.moment()
+            with create_stream(*args, **kwargs) as stream:
+                yield Torn(stream, self)
+
+        return wrapped
+
+
+class Torn:
+    """A file to write to, in halves."""
+
+    def __init__(self, stream, mortal: Mortal) -> None:
+        self.stream, self.mortal = stream, mortal
+
+    def write(self, data: bytes) -> None:
+        for half in (data[: len(data) // 2], data[len(data) // 2 :]):
+            self.stream.write(half)
+            self.stream.flush()
+            self.mortal.moment()
+
+    def __getattr__(self, name: str):
+        return getattr(self.stream, name)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_crash_at_any_moment_of_a_save_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    """Every write, sync and rename in turn is the last thing that happens; then the run goes on."""
+    trainer = runs.trainer("train.ema_decay=0.9")
+    first = save(tmp_path, trainer)
+    trainer.iterate()
+    second = checkpoint.folder_of(tmp_path, 1)
+
+    def write() -> None:
+        if not asynchronous:
+            save(tmp_path, trainer)
+            return
+        background = checkpoint.Background(trainer.ranks)
+        staged = checkpoint.stage(trainer, {**SAMPLING, "base": str(runs.folder)}, None, copy=True)
+        background.write(tmp_path, staged, lambda folder: checkpoint.point(tmp_path / "latest", folder))
+        background.wait()
+
+    seen, reader = set(), runs.trainer("train.ema_decay=0.9")
+    for fatal in range(1, 100):
         with monkeypatch.context() as patch:
-            for module, name in MOMENTS:
-                patch.setattr(module, name, dies_at(fatal, getattr(module, name)))
-            patch.setattr(shutil, "rmtree", lambda *args, **kwargs: None)  # the killed clean nothing up
-            try:
-                save(tmp_path, trainer)
-            except SystemExit:
-                pass
-            else:
-                break
+            mortal = Mortal(tmp_path, fatal, patch)
+            with contextlib.suppress(SystemExit):  # a thread's own death is silent
+                write()
+        if not mortal.dead:
+            break
         newest = checkpoint.newest_whole(tmp_path)
-        assert newest in (first, checkpoint.folder_of(tmp_path, 1))
-        assert checkpoint.damage(newest) is None
+        assert newest in (first, second) and checkpoint.damage(newest) is None
         assert (tmp_path / "latest").resolve() in (first.resolve(), newest.resolve())
-        assert checkpoint.damage(tmp_path / "latest") is None
-        shutil.rmtree(checkpoint.folder_of(tmp_path, 1), ignore_errors=True)
-        shutil.rmtree(checkpoint.folder_of(tmp_path, 1).with_name(".step-000001.writing"), ignore_errors=True)
+        checkpoint.load(newest, reader)
+        seen.add(newest)
+        checkpoint.clear_unfinished(tmp_path)
+        shutil.rmtree(second, ignore_errors=True)
+        assert list((tmp_path / "checkpoints").iterdir()) == [first]
         checkpoint.point(tmp_path / "latest", first)
-    assert fatal > 20
-    assert (tmp_path / "latest").resolve() == checkpoint.folder_of(tmp_path, 1).resolve()
+    assert fatal > 25 and seen == {first, second}
+    assert (tmp_path / "latest").resolve() == second.resolve() == checkpoint.newest_whole(tmp_path).resolve()
 
 
 def spoiled(path: Path, how: str) -> None:
@@ -139,7 +209,10 @@ def test_damage_to_any_file_is_named_and_the_checkpoint_before_is_used(
         assert checkpoint.newest_whole(tmp_path) == first
         said = capsys.readouterr().out
         assert path.name in said and "damaged-step-000001" in said
+        assert (tmp_path / "latest").resolve() == first.resolve() == load_model(tmp_path).folder.resolve()
         shutil.copytree(kept, second)
+        checkpoint.point(tmp_path / "latest", second)
+        checkpoint.write_json(tmp_path / "chosen.json", {"checkpoint": f"checkpoints/{second.name}"})
     shutil.rmtree(second)
     spoiled(next((first / "state").glob("*.safetensors")), how)
     for _ in range(2):  # nor at a second try does the run start from zero in silence
@@ -171,3 +244,22 @@ def test_only_the_newest_and_the_spared_are_kept(tmp_path: Path) -> None:
         trainer.iterate()
     checkpoint.prune(tmp_path, 2, checkpoint.folder_of(tmp_path, 0))
     assert [p.name for p in checkpoint.committed(tmp_path)] == ["step-000000", "step-000002", "step-000003"]
+
+
+def test_a_checkpoint_that_is_half_deleted_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = runs.trainer()
+    for _ in range(3):
+        save(tmp_path, trainer)
+        trainer.iterate()
+
+    def dies(folder: Path, **named: object) -> None:
+        next(folder.rglob("*.safetensors")).unlink()
+        raise SystemExit("killed")
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(shutil, "rmtree", dies)
+        checkpoint.prune(tmp_path, 1, None)
+    assert all(checkpoint.damage(folder) is None for folder in checkpoint.committed(tmp_path))
+    checkpoint.prune(tmp_path, 1, None)
+    checkpoint.clear_unfinished(tmp_path)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,10 +20,12 @@ import torch.distributed as dist
 
 from codmd.engine.ranks import Ranks
 
-BEAT, PATIENCE = 1.0, 15.0
+BEAT, PATIENCE = 1.0, 30.0
 """Seconds between two signs of life, and without one until a rank counts as dead."""
 CUT_OFF = 5
 """How many signs of life a rank may miss once a connection is broken."""
+UNWINDING = 5
+"""How many beats a rank has to end by itself once another has said why it ends."""
 LOST = 4
 """Exit code of a process that ends because another has."""
 GONE = "gone"
@@ -87,7 +88,9 @@ class Watch:
     def _run(self) -> None:
         others = [rank for rank in range(self.ranks.world) if rank != self.ranks.rank]
         last = dict.fromkeys(others, "")
-        heard = dict.fromkeys(others, time.monotonic())
+        # Silence is counted in this thread's own beats. Where Python is held up, by a large file that is written, say,
+        # it hears nobody, and that says nothing of the others.
+        missed = dict.fromkeys(others, 0)
         count = 0
         while not self.ended.wait(self.beat):
             count += 1
@@ -95,18 +98,19 @@ class Watch:
                 self.store.set(f"beat {self.ranks.rank}", str(count))
                 for rank in others:
                     sign = self._read(f"beat {rank}")
+                    missed[rank] = 0 if sign != last[rank] else missed[rank] + 1
                     if sign != last[rank]:
-                        last[rank], heard[rank] = sign, time.monotonic()
+                        last[rank] = sign
                         self.names[rank] = self._read(f"name {rank}") or self.names[rank]
             except Exception as error:
                 self._end(f"{self._keeper()} is gone ({' '.join(str(error).split())[:100]})")
             for rank in others:
-                silent = time.monotonic() - heard[rank]
+                silent = missed[rank] * self.beat
                 if not last[rank].startswith(GONE):
                     if silent > self.patience:
                         self._end(f"{self.names[rank]} has not been heard for {silent:.0f} seconds")
-                elif last[rank] != GONE and silent > self.beat:
-                    # A beat later: where all ranks end for the same reason, each says so, and has its own exit code.
+                elif last[rank] != GONE and missed[rank] >= UNWINDING:
+                    # Not at once: where all ranks end for the same reason, each says so, and has its own exit code.
                     self._end(f"{self.names[rank]} has ended: {last[rank][len(GONE) :]}")
 
     def _read(self, key: str) -> str:
