@@ -1,6 +1,7 @@
 """Runs that are killed, stopped, starved and damaged: some cells of `bench.chaos`, and what they leave behind."""
 
 import contextlib
+import ctypes
 import errno
 import io
 import json
@@ -257,6 +258,17 @@ def test_ranks_that_end_together_do_not_end_one_another(watches: tuple) -> None:
     other.leave("UserError: the same on all")
     one.leave("UserError: the same on all")
     assert codes == {}
+
+
+def test_one_that_could_hear_nobody_blames_nobody(watches: tuple) -> None:
+    """Python held up for three times the patience, in all threads, as a large file's writer may do."""
+    one, other, codes = watches
+    other.thread.start()
+    one.thread.join(0.2)
+    ctypes.PyDLL(None).usleep(1_500_000)  # PyDLL keeps the interpreter's lock
+    one.thread.join(0.2)
+    assert codes == {} and one.thread.is_alive() and other.thread.is_alive()
+    other.leave("")
 
 
 def test_a_good_end_is_no_loss(watches: tuple) -> None:

@@ -10,7 +10,9 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,54 +99,27 @@ def distill(
     the recipe is not the run's. Under torchrun every rank calls this; the first one writes and speaks. `ranks`
     is made from the recipe when left out.
     """
-    if ranks is None:
-        with launched(recipe.parallel) as ranks:
-            return distill(
-                recipe,
-                out,
-                init=init,
-                base=base,
-                score=score,
-                on_step=on_step,
-                trackers=trackers,
-                reference_cache=reference_cache,
-                allow_changes=allow_changes,
-                ranks=ranks,
-            )
-    with reproducible(recipe.compute.deterministic), watched(ranks):
-        return _distill(recipe, Path(out), init, base, score, on_step, trackers, reference_cache, allow_changes, ranks)
-
-
-def _distill(
-    recipe: Recipe,
-    out: Path,
-    init: str | None,
-    base: Model | None,
-    score: Score | None,
-    on_step: OnStep | None,
-    trackers: Sequence[Tracker],
-    reference_cache: Path | None,
-    allow_changes: bool,
-    ranks: Ranks,
-) -> Result:
-    part_size(recipe, ranks)  # refuses what doesn't fit before anything takes long
-    start = ranks.on_first(lambda: _check_folder(out, recipe, init, allow_changes))
-    ranks.on_first(lambda: check_trackers(recipe.train.track))
-    base = load_base(recipe, ranks, base)
-    trainer, validation = assemble(recipe, base, init, score, ranks)
-    session = Session(out, trainer, validation, base, init, reference_cache or out / "reference")
-    if start is not None:
-        if not allow_changes:
-            ranks.on_first(lambda: _check_made_of(start, session.sampling))
-        checkpoint.load(start, trainer)
-        if ranks.is_first:
-            print(f"going on from {start}", file=sys.stderr)
-    ranks.on_first(lambda: write_whole(out / "recipe.toml", to_toml(recipe).encode()))
-    ranks.on_first(lambda: checkpoint.clear_unfinished(out))
-    try:
+    out = Path(out)
+    with ExitStack() as stack:
+        ranks = ranks or stack.enter_context(launched(recipe.parallel))
+        stack.enter_context(reproducible(recipe.compute.deterministic))
+        stack.enter_context(watched(ranks))
+        part_size(recipe, ranks)  # refuses what doesn't fit before anything takes long
+        start = ranks.on_first(lambda: _check_folder(out, recipe, init, allow_changes))
+        ranks.on_first(lambda: check_trackers(recipe.train.track))
+        base = load_base(recipe, ranks, base)
+        trainer, validation = assemble(recipe, base, init, score, ranks)
+        session = Session(out, trainer, validation, base, init, reference_cache or out / "reference")
+        if start is not None:
+            if not allow_changes:
+                ranks.on_first(lambda: _check_made_of(start, session.sampling))
+            checkpoint.load(start, trainer)
+            if ranks.is_first:
+                print(f"going on from {start}", file=sys.stderr)
+        ranks.on_first(lambda: write_whole(out / "recipe.toml", to_toml(recipe).encode()))
+        ranks.on_first(lambda: checkpoint.clear_unfinished(out))
+        stack.callback(session.settle)
         return session.go(on_step, trackers)
-    finally:
-        session.settle()
 
 
 class Session:
@@ -219,9 +194,9 @@ class Session:
                     with between("checkpoint"):
                         self._save_or_warn()
             # Still under watch: torchrun asks the others to end as soon as one has.
-            for tracker in (*writers, *((self.curve,) if self.ranks.is_first else ())):
-                tracker.close()
             chosen = self._save(last=True)
+            for tracker in (*writers, *((self.curve,) if self.ranks.is_first else ())):
+                self._or_warn(trainer.step, tracker.close)
         return Result(
             out=self.out,
             checkpoint=chosen,
@@ -233,13 +208,17 @@ class Session:
 
     def _log(self, writers: Sequence[Tracker], record: Mapping[str, Any]) -> None:
         for tracker in writers:
-            try:
-                tracker.log(record["step"], record)
-            except OSError as error:
-                message = explain(error)
-                if message is None:
-                    raise
-                self._warn(f"step {record['step']}: not written down yet, {message}; the run goes on")
+            self._or_warn(record["step"], partial(tracker.log, record["step"], record))
+
+    def _or_warn(self, step: int, write: Callable[[], None]) -> None:
+        """A line that a full disk does not take is no reason to stop."""
+        try:
+            write()
+        except OSError as error:
+            message = explain(error)
+            if message is None:
+                raise
+            self._warn(f"step {step}: not written down yet, {message}; the run goes on")
 
     def _checkpoint_is_due(self) -> bool:
         every, step = self.recipe.train.checkpoint_every, self.trainer.step
