@@ -110,8 +110,12 @@ class Sitting:
         return int(steps[-1]) if steps else None
 
     def last_words(self) -> str:
+        """The line that says what went wrong, before torchrun's own many."""
         lines = [line for line in self.words().splitlines() if line.strip()]
-        return next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "(it said nothing)")
+        wrong = [
+            line for line in lines if re.match(r"(\[rank\d+\]: ?)?(error:|[\w.]*(Error|Exception|Interrupt)\b)", line)
+        ]
+        return (wrong or lines[-1:] or ["it said nothing"])[0]
 
     def __enter__(self) -> Sitting:
         return self
