@@ -38,6 +38,17 @@ def test_the_teacher_answers_as_the_base_at_every_step_and_the_base_never_change
     assert (ours.student.updates, ours.fake.updates) == (2, 5)
 
 
+def test_a_base_that_is_given_stays_as_it_is() -> None:
+    """Also where `assemble` is called without `load_base`: the mode is the recipe's, whoever brings the base."""
+    base = runs.base()
+    before = {name: tensor.clone() for name, tensor in base.network.transformer.state_dict().items()}
+    ours = assemble(runs.recipe(*ADAPTERS), base)[0]
+    ours.iterate()
+    assert ours.student.names and all("lora_" in name for name in ours.student.names)
+    after = base.network.transformer.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(after[name], before[name]) for name in before)
+
+
 def test_accumulation_and_recomputation_change_nothing() -> None:
     """In one process and fp32: the same run in parts of two, of one, and with recomputed blocks."""
     fp32 = ("train.precision=fp32", 'adapter.base_dtype="fp32"', "train.batch=4", "train.ema_decay=0")

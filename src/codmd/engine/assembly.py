@@ -42,10 +42,8 @@ def load_base(recipe: Recipe, ranks: Ranks, given: Model | None = None) -> Model
     elif base is None:
         base = load_model(recipe.model.base, str(ranks.device))
     _check_teacher(base)
-    if recipe.mode == "adapter" and not isinstance(base.network, AdapterNetwork):
-        # The base is changed; one that is given may be needed as it is.
-        network = base.network if given is None else copy.deepcopy(base.network)
-        base = replace(base, network=_adapted(network, recipe, ranks))
+    if recipe.mode == "adapter" and given is None and ranks.mesh is None:
+        base = replace(base, network=_adapted(base.network, recipe, ranks))  # nobody else needs it as it was
     return with_shift(base, recipe.model.teacher_shift)
 
 
@@ -65,6 +63,8 @@ def assemble(
     device = next(base.network.parameters()).device
     if ranks is None or ranks.mesh is None:
         ranks = Ranks(device=device)  # where the base is
+    if recipe.mode == "adapter" and not isinstance(base.network, AdapterNetwork):
+        base = replace(base, network=_adapted(copy.deepcopy(base.network), recipe, ranks))
     _check_tokens(base, settings.latent_shape(base), ranks)
     roles = _roles(recipe, base, ranks)
     base = replace(base, network=roles.teacher.network)
