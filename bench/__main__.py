@@ -35,6 +35,8 @@ class Line:
     must: float | None = None
     aim: float | None = None
     aim_at_least: float | None = None
+    spread: str = "exact"
+    """What stands where there is no interval."""
     detail: str = ""
 
     @property
@@ -56,7 +58,7 @@ class Line:
         return "; ".join(said)
 
     def cells(self) -> tuple[str, str, str, str, str]:
-        interval = f"{self.interval[0]:.3f} to {self.interval[1]:.3f}" if self.interval else "exact"
+        interval = f"{self.interval[0]:.3f} to {self.interval[1]:.3f}" if self.interval else self.spread
         return self.what, f"{self.value:.3f}", interval, self.verdict(), self.detail
 
 
@@ -131,14 +133,16 @@ def measure(base: str, quick: bool, scale: float) -> list[Line]:
             what="stall for a checkpoint written meanwhile / a save at once",
             value=stall / save,
             aim=0.10,
-            detail=f"{stall * 1000:.0f} ms against {save * 1000:.0f} ms, medians",
+            spread="medians",
+            detail=f"{stall * 1000:.0f} ms against {save * 1000:.0f} ms",
         ),
         *(
             Line(
                 what="one rank / two, a cycle of iterations, one thread each",
                 value=alone / together,
                 aim_at_least=1.7,
-                detail=f"{alone:.3g} s against {together:.3g} s, medians",
+                spread="medians",
+                detail=f"{alone:.3g} s against {together:.3g} s",
             )
             for alone, together in ranks
         ),

@@ -48,7 +48,7 @@ def test_every_folder_of_modules_is_a_package() -> None:
         assert (path.parent / "__init__.py").exists(), f"{path.parent} would be missing from the wheel"
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "check", "bench"])
+@pytest.mark.parametrize("target", ["demo", "test", "check", "bench", "chaos"])
 def test_each_target_installs_when_and_only_when_it_must(target: str, tmp_path: Path) -> None:
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)

@@ -1,8 +1,8 @@
 """The command line: parse, run, and turn what a person can mend into one line.
 
 Exit codes: 0 done; 2 something the person can mend (one line on stderr, no traceback); 3 a training whose losses or
-gradients stayed non-finite; 130 interrupted, 141 nobody read on, 143 terminated; 1 a check of `codmd selftest` failed,
-or a mistake of ours, with its traceback. CODMD_TRACEBACK=1 shows the traceback in every case.
+gradients stayed non-finite; 4 another rank is lost; 130 interrupted, 141 nobody read on, 143 terminated; 1 a check of
+`codmd selftest` failed, or a mistake of ours, with its traceback. CODMD_TRACEBACK=1 shows the traceback in every case.
 """
 
 from __future__ import annotations
