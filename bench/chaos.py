@@ -24,7 +24,7 @@ from typing import Literal
 
 from bench.reliability import page
 from bench.sitting import Failed, Sitting, close, lines, same
-from codmd.engine import checkpoint
+from codmd.engine import shelf
 from codmd.engine.heartbeat import LOST, PATIENCE
 from codmd.files import write_whole
 
@@ -181,26 +181,26 @@ Accident = Callable[[Place, Cell, Path], str]
 
 def reached(out: Path, step: int) -> Callable[[], bool]:
     """Whether a step's line is written, and the checkpoint after it committed."""
-    return lambda: len(lines(out)) >= step and checkpoint.folder_of(out, step).exists()
+    return lambda: len(lines(out)) >= step and shelf.folder_of(out, step).exists()
 
 
 def killed(place: Place, cell: Cell, out: Path) -> str:
     with place.sitting(cell, out) as sitting:
         sitting.until(f"checkpoint {cell.cut}", reached(out, cell.cut))
         sitting.kill()
-    newest = checkpoint.committed(out)[-1]
-    if newest != checkpoint.folder_of(out, cell.cut):
+    newest = shelf.committed(out)[-1]
+    if newest != shelf.folder_of(out, cell.cut):
         raise TooLate(f"killed after {newest.name}")
     return ""
 
 
 def killed_while_writing(place: Place, cell: Cell, out: Path) -> str:
-    aside = checkpoint.folder_of(out, cell.cut).with_name(f".step-{cell.cut:06d}.writing")
+    aside = shelf.folder_of(out, cell.cut).with_name(f".step-{cell.cut:06d}.writing")
     with place.sitting(cell, out) as sitting:
         sitting.until(f"writing of checkpoint {cell.cut}", lambda: any((aside / "state").glob("*")))
         sitting.kill()
     if not aside.exists():
-        raise TooLate(f"killed when {checkpoint.committed(out)[-1].name} was whole")
+        raise TooLate(f"killed when {shelf.committed(out)[-1].name} was whole")
     return ""
 
 
@@ -219,12 +219,12 @@ def signalled(number: signal.Signals) -> Accident:
             raise Failed(f"exit code {codes[0]}, expected {code}")
         if cell.ranks > 1 and re.findall(r"exitcode +: (-?\d+)", sitting.words()) != [str(code)] * cell.ranks:
             raise Failed(f"torchrun's report does not have exit code {code} for each rank: {sitting.last_words()}")
-        done, newest = len(lines(out)), checkpoint.committed(out)[-1]
+        done, newest = len(lines(out)), shelf.committed(out)[-1]
         # It falls into the step after the cut; where that one was over when it came, into the next.
-        if newest != checkpoint.folder_of(out, done) or done > cell.cut + 2:
+        if newest != shelf.folder_of(out, done) or done > cell.cut + 2:
             raise Failed(f"{done} steps, and the newest checkpoint is {newest.name}")
-        if checkpoint.damage(newest) is not None:
-            raise Failed(f"{newest.name}: {checkpoint.damage(newest)}")
+        if shelf.damage(newest) is not None:
+            raise Failed(f"{newest.name}: {shelf.damage(newest)}")
         return f"each rank: exit code {code}, {seconds:.1f} s later, at a checkpoint"
 
     return signalled
@@ -240,8 +240,8 @@ def told_twice(place: Place, cell: Cell, out: Path) -> str:
     done = len(lines(out))
     if f"stopped after {done} iterations" not in sitting.words():
         raise Failed(f"it did not end by itself: {sitting.last_words()}")
-    if checkpoint.committed(out)[-1] != checkpoint.folder_of(out, done):
-        raise Failed(f"{done} steps, and the newest checkpoint is {checkpoint.committed(out)[-1].name}")
+    if shelf.committed(out)[-1] != shelf.folder_of(out, done):
+        raise Failed(f"{done} steps, and the newest checkpoint is {shelf.committed(out)[-1].name}")
     return "it ended by itself, at a checkpoint"
 
 
@@ -291,7 +291,7 @@ def starved(place: Place, cell: Cell, out: Path) -> str:
                 while True:
                     file.write(bytes(2**20))
             sitting.until("warning", lambda: "no checkpoint, the disk is full" in sitting.words())
-            whole = [folder.name for folder in checkpoint.committed(run) if checkpoint.damage(folder) is None]
+            whole = [folder.name for folder in shelf.committed(run) if shelf.damage(folder) is None]
             if not whole:
                 raise Failed("no whole checkpoint is left")
             ballast.unlink()

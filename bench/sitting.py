@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from codmd.engine import checkpoint
+from codmd.engine import checkpoint, shelf
 
 LIMIT = 240.0
 """Seconds until a sitting counts as hanging."""
@@ -192,7 +192,7 @@ def same(ours: Path, theirs: Path) -> None:
         if differ:
             name = min(differ)
             raise Failed(f"step {step}: {name} is {one.get(name)}, expected {two.get(name)}")
-    folders = [checkpoint.folder_of(run, len(other)) for run in (ours, theirs)]
+    folders = [shelf.folder_of(run, len(other)) for run in (ours, theirs)]
     left, right = map(tensors, folders)
     if left.keys() != right.keys():
         raise Failed(f"other tensors: {min(left.keys() ^ right.keys())}")
@@ -214,7 +214,7 @@ def close(ours: Path, theirs: Path, losses: float, weights: float) -> tuple[floa
         raise Failed(f"{len(mine)} lines of metrics, expected {len(other)}")
     both = [(one[name], two[name]) for one, two in zip(mine, other, strict=True) for name in LOSSES if name in two]
     loss = max(abs(one - two) / abs(two) for one, two in both)
-    left, right = (tensors(checkpoint.folder_of(run, len(other))) for run in (ours, theirs))
+    left, right = (tensors(shelf.folder_of(run, len(other))) for run in (ours, theirs))
     weight = 0.0
     for network in NETWORKS:
         names = [name for name in right if name.startswith(network)]

@@ -214,16 +214,16 @@ def test_whatever_a_checkpoint_loses_fails(
 def test_a_rank_that_finds_something_else_fails(setting: Setting, name: str) -> None:
     alone = setting.steps()
     setting.answers = [{"sharded": {"found": alone}}, {"sharded": {"found": alone}}]
-    assert passes(across.sharded(setting))
+    assert passes(across.trained(setting, "sharded"))
     other = [{**record, name: record[name] * 1.01} for record in alone]
     setting.answers[1] = {"sharded": {"found": other}}
-    assert not passes(across.sharded(setting))
+    assert not passes(across.trained(setting, "sharded"))
 
 
 def test_sums_that_are_wrong_fail(setting: Setting) -> None:
     for error, right in ((0.0, True), (1.0, False), (math.nan, False)):
         setting.answers = [{"all_reduce": {"found": 0.0}}, {"all_reduce": {"found": error}}]
-        assert passes(across.all_reduce(setting)) == right
+        assert passes(across.collective(setting, "all_reduce")) == right
 
 
 def test_an_answer_that_is_missing_or_an_error_is_said(setting: Setting) -> None:
@@ -234,7 +234,7 @@ def test_an_answer_that_is_missing_or_an_error_is_said(setting: Setting) -> None
     ):
         setting.answers = answers
         with pytest.raises(RuntimeError, match=says):
-            across.sharded(setting)
+            across.trained(setting, "sharded")
 
 
 def test_ranks_that_hang_are_killed(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from bench.chaos import ACCIDENTS, AFTER, BETWEEN, KILL, LOST_LAST, Cell, Outcome, Place, attempt, matrix
 from bench.sitting import Failed, same
 from codmd.cli import main
-from codmd.engine import checkpoint, heartbeat, signals
+from codmd.engine import heartbeat, shelf, signals
 from codmd.engine.distill import distill
 from codmd.engine.heartbeat import GONE, LOST, Watch
 from codmd.engine.meeting import agree
@@ -99,14 +99,14 @@ def test_damage_to_any_file_of_two_ranks_is_named_and_the_checkpoint_before_is_u
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(two_ranks.out, run, symlinks=True)
-    before, newest = checkpoint.committed(run)
+    before, newest = shelf.committed(run)
     files = sorted(path.relative_to(newest) for path in newest.rglob("*") if path.is_file())
     assert sum(path.parent.name == "state" for path in files) == 2  # one of each rank
     for path in files:
         content = bytearray((newest / path).read_bytes())
         content[len(content) // 2] ^= 1
         (newest / path).write_bytes(content if how == "flipped bit" else content[:-1])
-        assert checkpoint.newest_whole(run) == before
+        assert shelf.newest_whole(run) == before
         said = capsys.readouterr().out
         assert path.name in said and f"damaged-{newest.name}" in said
         shutil.rmtree(newest.with_name(f"damaged-{newest.name}"))
@@ -186,7 +186,7 @@ def test_a_full_disk_on_one_rank_is_said_and_the_run_goes_on(on_two_ranks: tuple
     assert len(said) == 1 and "no checkpoint" in said[0] and "rank 1: the disk is full" in said[0]
     left = sorted(path.name for path in (folder / name / "checkpoints").iterdir())
     assert left == ["step-000002", "step-000006"]
-    assert all(checkpoint.damage(path) is None for path in checkpoint.committed(folder / name))
+    assert all(shelf.damage(path) is None for path in shelf.committed(folder / name))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -196,8 +196,8 @@ def test_a_signal_to_one_rank_ends_both_at_a_checkpoint(
     folder, found = on_two_ranks
     for of_rank in found:
         assert of_rank[number.name][:2] == (128 + number, 3)
-    (newest,) = checkpoint.committed(folder / number.name)
-    assert newest.name == "step-000003" and checkpoint.damage(newest) is None
+    (newest,) = shelf.committed(folder / number.name)
+    assert newest.name == "step-000003" and shelf.damage(newest) is None
 
 
 def test_both_ranks_end_for_the_same_reason(on_two_ranks: tuple[Path, list[dict]]) -> None:
@@ -392,7 +392,7 @@ def test_a_cell_that_differs_fails(place: Place, two_ranks: Outcome, tmp_path: P
     run = tmp_path / "run"
     shutil.copytree(two_ranks.out, run, symlinks=True)
     same(run, two_ranks.out)
-    shard = next((checkpoint.committed(run)[-1] / "state").glob("shard-00002*"))
+    shard = next((shelf.committed(run)[-1] / "state").glob("shard-00002*"))
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
@@ -410,7 +410,7 @@ def test_a_cell_that_differs_fails(place: Place, two_ranks: Outcome, tmp_path: P
 def test_every_damaged_checkpoint_is_no_new_start(two_ranks: Outcome, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(two_ranks.out, run, symlinks=True)
-    for folder in checkpoint.committed(run):
+    for folder in shelf.committed(run):
         (folder / "state.json").unlink()
     with pytest.raises(UserError, match="every checkpoint is damaged"):
-        checkpoint.newest_whole(run)
+        shelf.newest_whole(run)

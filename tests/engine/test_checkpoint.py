@@ -15,7 +15,7 @@ from engine_runs import numbers, runs, snapshot
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from codmd.engine import checkpoint
+from codmd.engine import checkpoint, shelf
 from codmd.errors import UserError
 from codmd.models import load_model
 from codmd.recipe import load_recipe
@@ -151,7 +151,7 @@ def test_a_crash_at_any_moment_of_a_save_leaves_the_one_before(
     trainer = runs.trainer("train.ema_decay=0.9")
     first = save(tmp_path, trainer)
     trainer.iterate()
-    second = checkpoint.folder_of(tmp_path, 1)
+    second = shelf.folder_of(tmp_path, 1)
 
     def write() -> None:
         if not asynchronous:
@@ -159,7 +159,7 @@ def test_a_crash_at_any_moment_of_a_save_leaves_the_one_before(
             return
         background = checkpoint.Background(trainer.ranks)
         staged = checkpoint.stage(trainer, {**SAMPLING, "base": str(runs.folder)}, None, copy=True)
-        background.write(tmp_path, staged, lambda folder: checkpoint.point(tmp_path / "latest", folder))
+        background.write(tmp_path, staged, lambda folder: shelf.point(tmp_path / "latest", folder))
         background.wait()
 
     seen, reader = set(), runs.trainer("train.ema_decay=0.9")
@@ -170,17 +170,17 @@ def test_a_crash_at_any_moment_of_a_save_leaves_the_one_before(
                 write()
         if not mortal.dead:
             break
-        newest = checkpoint.newest_whole(tmp_path)
-        assert newest in (first, second) and checkpoint.damage(newest) is None
+        newest = shelf.newest_whole(tmp_path)
+        assert newest in (first, second) and shelf.damage(newest) is None
         assert (tmp_path / "latest").resolve() in (first.resolve(), newest.resolve())
         checkpoint.load(newest, reader)
         seen.add(newest)
-        checkpoint.clear_unfinished(tmp_path)
+        shelf.clear_unfinished(tmp_path)
         shutil.rmtree(second, ignore_errors=True)
         assert list((tmp_path / "checkpoints").iterdir()) == [first]
-        checkpoint.point(tmp_path / "latest", first)
+        shelf.point(tmp_path / "latest", first)
     assert fatal > 25 and seen == {first, second}
-    assert (tmp_path / "latest").resolve() == second.resolve() == checkpoint.newest_whole(tmp_path).resolve()
+    assert (tmp_path / "latest").resolve() == second.resolve() == shelf.newest_whole(tmp_path).resolve()
 
 
 def spoiled(path: Path, how: str) -> None:
@@ -206,18 +206,18 @@ def test_damage_to_any_file_is_named_and_the_checkpoint_before_is_used(
     shutil.copytree(second, kept)
     for path in sorted(p.relative_to(kept) for p in kept.rglob("*") if p.is_file()):
         spoiled(second / path, how)
-        assert checkpoint.newest_whole(tmp_path) == first
+        assert shelf.newest_whole(tmp_path) == first
         said = capsys.readouterr().out
         assert path.name in said and "damaged-step-000001" in said
         assert (tmp_path / "latest").resolve() == first.resolve() == load_model(tmp_path).folder.resolve()
         shutil.copytree(kept, second)
-        checkpoint.point(tmp_path / "latest", second)
-        checkpoint.write_json(tmp_path / "chosen.json", {"checkpoint": f"checkpoints/{second.name}"})
+        shelf.point(tmp_path / "latest", second)
+        shelf.write_json(tmp_path / "chosen.json", {"checkpoint": f"checkpoints/{second.name}"})
     shutil.rmtree(second)
     spoiled(next((first / "state").glob("*.safetensors")), how)
     for _ in range(2):  # nor at a second try does the run start from zero in silence
         with pytest.raises(UserError, match="every checkpoint is damaged"):
-            checkpoint.newest_whole(tmp_path)
+            shelf.newest_whole(tmp_path)
 
 
 def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_half_written(
@@ -234,7 +234,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_half_written(
         patch.setattr(checkpoint, "save_file", full)
         save(tmp_path, trainer)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == [first.name]
-    assert checkpoint.damage(tmp_path / "latest") is None
+    assert shelf.damage(tmp_path / "latest") is None
 
 
 def test_only_the_newest_and_the_spared_are_kept(tmp_path: Path) -> None:
@@ -242,8 +242,8 @@ def test_only_the_newest_and_the_spared_are_kept(tmp_path: Path) -> None:
     for _ in range(4):
         save(tmp_path, trainer)
         trainer.iterate()
-    checkpoint.prune(tmp_path, 2, checkpoint.folder_of(tmp_path, 0))
-    assert [p.name for p in checkpoint.committed(tmp_path)] == ["step-000000", "step-000002", "step-000003"]
+    shelf.prune(tmp_path, 2, shelf.folder_of(tmp_path, 0))
+    assert [p.name for p in shelf.committed(tmp_path)] == ["step-000000", "step-000002", "step-000003"]
 
 
 def test_a_checkpoint_that_is_half_deleted_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,8 +258,8 @@ def test_a_checkpoint_that_is_half_deleted_is_none(tmp_path: Path, monkeypatch: 
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(shutil, "rmtree", dies)
-        checkpoint.prune(tmp_path, 1, None)
-    assert all(checkpoint.damage(folder) is None for folder in checkpoint.committed(tmp_path))
-    checkpoint.prune(tmp_path, 1, None)
-    checkpoint.clear_unfinished(tmp_path)
+        shelf.prune(tmp_path, 1, None)
+    assert all(shelf.damage(folder) is None for folder in shelf.committed(tmp_path))
+    shelf.prune(tmp_path, 1, None)
+    shelf.clear_unfinished(tmp_path)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]

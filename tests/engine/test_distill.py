@@ -14,8 +14,8 @@ import torch
 from engine_runs import numbers, runs
 
 from codmd.cli import main
-from codmd.engine import checkpoint, tracking
 from codmd.engine import distill as engine
+from codmd.engine import shelf, tracking
 from codmd.engine.distill import distill
 from codmd.engine.tracking import read_json_lines
 from codmd.errors import NON_FINITE, UserError
@@ -50,7 +50,7 @@ def test_a_run_folder(tmp_path: Path) -> None:
     assert heard == [line["step"] for line in records(out)] == list(range(6))
     curve = read_json_lines(out / "learning_curve.jsonl")
     assert [(p["step"], p["student_updates"]) for p in curve] == [(0, 0), (2, 1), (4, 2), (6, 2)]
-    assert [p.name for p in checkpoint.committed(out)] == ["step-000004", "step-000006"]
+    assert [p.name for p in shelf.committed(out)] == ["step-000004", "step-000006"]
     assert (out / "latest").resolve() == result.checkpoint.resolve()
     assert load_recipe(out / "recipe.toml") == recipe
     assert (result.iterations, result.student_updates, result.exit_code) == (6, 2, 0)
@@ -77,7 +77,7 @@ def test_a_signal_ends_the_run_at_a_checkpoint_and_the_same_command_goes_on(
     stopped = distill(recipe, tmp_path / "cut", score=runs.score, on_step=interrupt)
     assert stopped.exit_code == 128 + number and stopped.iterations == 3
     assert signal.getsignal(number) is before
-    assert checkpoint.damage(tmp_path / "cut" / "checkpoints" / "step-000003") is None
+    assert shelf.damage(tmp_path / "cut" / "checkpoints" / "step-000003") is None
     assert distill(recipe, tmp_path / "cut", score=runs.score).exit_code == 0
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
     # and once more: it is done, and stays as it is
@@ -163,7 +163,7 @@ def test_a_run_that_died_before_its_first_checkpoint_begins_its_curve_anew(tmp_p
 
     with pytest.raises(RuntimeError, match="a crash"):
         distill(recipe, tmp_path / "run", score=runs.score, on_step=die)
-    assert not checkpoint.committed(tmp_path / "run")
+    assert not shelf.committed(tmp_path / "run")
     recipe = runs.recipe(*CURVE, "train.iterations=2", "train.batch=2")  # it may have been too large
     distill(recipe, tmp_path / "run", score=runs.score)
     assert load_recipe(tmp_path / "run" / "recipe.toml") == recipe
@@ -207,7 +207,7 @@ def test_the_best_checkpoint_is_chosen_by_the_rule_and_outlives_the_newest(tmp_p
             return {"total": next(values), "other": float("nan")}
 
         result = distill(recipe, tmp_path / best, score=score)
-        assert [p.name for p in checkpoint.committed(tmp_path / best)] == [best, "step-000006"]
+        assert [p.name for p in shelf.committed(tmp_path / best)] == [best, "step-000006"]
         assert result.checkpoint.name == best == load_model(tmp_path / best).folder.name
         assert (tmp_path / best / "latest").resolve().name == "step-000006"
     points = [{"saturation": value, "relation_gap": value} for value in (0.7, 1.1, 1.6)]

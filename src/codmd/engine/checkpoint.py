@@ -5,7 +5,7 @@ student that `codmd sample` loads, and all that the run needs to go on as if it 
 
     student/                  the transformer in the diffusers layout, averaged where there is an EMA
     sampling.json             its step list, and the base pipeline that it goes with
-    state/                    the rest, one file a rank: the fake network, AdamW's moments, averages, and the
+    state/                    the rest, some files a rank: the fake network, AdamW's moments, averages, and the
                               weights that learn, where they are not those in student/
     state.json, recipe.toml   counters; the resolved recipe
     manifest.json             size and SHA-256 of every file above
@@ -17,9 +17,7 @@ of ranks may read what any other number wrote: `state/` is PyTorch's distributed
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import re
 import shutil
 import threading
 import warnings
@@ -39,14 +37,14 @@ from torch.distributed.checkpoint.api import CheckpointException
 from codmd.engine.learner import Learner
 from codmd.engine.loop import Trainer
 from codmd.engine.ranks import Ranks
+from codmd.engine.shelf import MANIFEST, as_json, fingerprint, folder_of, point, seal
 from codmd.errors import UserError, explain
-from codmd.files import replacing, sync
+from codmd.files import sync
 from codmd.networks import WanNetwork
 from codmd.networks.sharding import detached_copy, read_into
 from codmd.recipe import to_toml
 
 FORMAT = 2
-MANIFEST = "manifest.json"
 FILE_BYTES = 5_000_000_000
 """How large a file of student/ gets before another is begun."""
 STATE_BYTES = 500_000_000
@@ -54,16 +52,6 @@ STATE_BYTES = 500_000_000
 STOCK_NAME = "diffusion_pytorch_model"
 
 Answer = TypeVar("Answer")
-
-
-def folder_of(run: Path, step: int) -> Path:
-    return run / "checkpoints" / f"step-{step:06d}"
-
-
-def committed(run: Path) -> list[Path]:
-    """Checkpoints that were renamed into place, oldest first."""
-    found = (run / "checkpoints").glob("step-*")
-    return sorted((p for p in found if re.fullmatch(r"step-\d+", p.name)), key=lambda p: int(p.name[5:]))
 
 
 # ---- what is in it -------------------------------------------------------------------------------
@@ -103,8 +91,8 @@ def stage(trainer: Trainer, sampling: Mapping[str, Any], init: str | None, *, co
         "refused_in_a_row": trainer.guard.in_a_row,
         "init": init,
     }
-    texts["sampling.json"] = _json({**sampling, **counters, "ema": trainer.ema is not None})
-    texts["state.json"] = _json(about)
+    texts["sampling.json"] = as_json({**sampling, **counters, "ema": trainer.ema is not None})
+    texts["state.json"] = as_json(about)
     texts["recipe.toml"] = to_toml(trainer.recipe)
     keep = detached_copy if copy else torch.Tensor.detach
     return Staged(trainer.step, files, {name: keep(tensor) for name, tensor in state.items()}, texts)
@@ -138,7 +126,7 @@ def _student_files(network: WanNetwork, ranks: Ranks) -> tuple[dict[str, dict[st
     texts = {"student/config.json": json.dumps(config, indent=2, sort_keys=True) + "\n"}
     if count > 1:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": {n: names[i] for n, i in place.items()}}
-        texts[f"student/{STOCK_NAME}.safetensors.index.json"] = _json(index)
+        texts[f"student/{STOCK_NAME}.safetensors.index.json"] = as_json(index)
     return files, texts
 
 
@@ -223,7 +211,7 @@ def write(run: Path, staged: Staged, ranks: Ranks) -> Path:
 
     def finish() -> None:
         if ranks.is_first:
-            _write_json(aside / MANIFEST, {"files": files, "sha256": _digest(files)})
+            seal(aside, files)
             for path in (aside / MANIFEST, aside / "state", aside / "student", aside):
                 sync(path)
             aside.rename(folder)
@@ -232,7 +220,7 @@ def write(run: Path, staged: Staged, ranks: Ranks) -> Path:
     try:
         _together(ranks, begin)
         parts = _together(ranks, lambda: _write_own(aside, staged, ranks))
-        files = {name: fingerprint for part in parts for name, fingerprint in sorted(part.items())}
+        files = {name: taken for part in parts for name, taken in sorted(part.items())}
         _together(ranks, finish)
     finally:
         if ranks.is_first:
@@ -267,7 +255,7 @@ def _write_own(aside: Path, staged: Staged, ranks: Ranks) -> dict[str, Any]:
             mine.append(aside / name)
     for path in mine:
         sync(path)
-    return {path.relative_to(aside).as_posix(): _fingerprint(path) for path in mine}
+    return {path.relative_to(aside).as_posix(): fingerprint(path) for path in mine}
 
 
 def _files_of_state(state: Mapping[str, Tensor], ranks: Ranks) -> dict[str, int]:
@@ -327,94 +315,3 @@ class Background:
         error, self._error = self._error, None
         if error is not None:
             raise error
-
-
-def damage(folder: Path) -> str | None:
-    """What is wrong with a committed checkpoint; None when every file is as it was written."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["sha256"] != _digest(manifest["files"]):
-            return f"{MANIFEST} is not as it was written"
-        for name, fingerprint in manifest["files"].items():
-            if not (folder / name).is_file():
-                return f"{name} is missing"
-            if _fingerprint(folder / name) != fingerprint:
-                return f"{name} is not as it was written"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{MANIFEST} cannot be read ({' '.join(str(error).split())})"
-    return None
-
-
-def point(link: Path, target: Path) -> None:
-    """Moves a link in one step, so that it always leads somewhere; relative, so that a run can be moved."""
-    aside = link.with_name(f".{link.name}.writing")
-    aside.unlink(missing_ok=True)
-    aside.symlink_to(target.relative_to(link.parent))
-    aside.replace(link)
-    sync(link.parent)
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """The whole file or the one before it."""
-    with replacing(path) as aside:
-        _write_json(aside, content)
-    sync(path.parent)
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(_json(content), encoding="utf-8")
-
-
-def _json(content: Mapping[str, Any]) -> str:
-    # No line end after the last brace: a file that lost its last byte is no JSON any more.
-    return json.dumps(content, indent=2, ensure_ascii=False)
-
-
-def _digest(files: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as handle:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(handle, "sha256").hexdigest()}
-
-
-# ---- which of them -------------------------------------------------------------------------------
-
-
-def newest_whole(run: Path, warn: Any = print) -> Path | None:
-    """The newest checkpoint that is as it was written. A damaged one is named and set aside.
-
-    None when there is none at all. Where only damaged ones are left, a new start would lose the run in
-    silence: that is the person's to decide.
-    """
-    for folder in reversed(committed(run)):
-        wrong = damage(folder)
-        if wrong is None:
-            latest = run / "latest"
-            if latest.is_symlink() and not latest.exists():
-                point(latest, folder)
-            return folder
-        aside = folder.with_name(f"damaged-{folder.name}")
-        shutil.rmtree(aside, ignore_errors=True)
-        folder.rename(aside)
-        (run / "chosen.json").unlink(missing_ok=True)  # it may name this one; the next commit writes it anew
-        warn(f"warning: checkpoint {folder} is damaged ({wrong}); set aside as {aside.name}")
-    if any((run / "checkpoints").glob("damaged-step-*")):
-        raise UserError(f"{run}: every checkpoint is damaged; give another --out, or delete the folder to start anew")
-    return None
-
-
-def clear_unfinished(run: Path) -> None:
-    """Deletes what a killed process was writing or deleting: it is as large as a checkpoint, and no use to anyone."""
-    for aside in (run / "checkpoints").glob(".step-*"):
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def prune(run: Path, keep: int, spared: Path | None) -> None:
-    """Deletes all but the newest `keep` checkpoints and the spared one."""
-    for folder in committed(run)[:-keep]:
-        if folder != spared:
-            aside = folder.with_name(f".{folder.name}.deleted")  # what is half deleted is no checkpoint
-            folder.rename(aside)
-            shutil.rmtree(aside)

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from codmd.engine import checkpoint
+from codmd.engine import checkpoint, shelf
 from codmd.engine.assembly import assemble, load_base
 from codmd.engine.guard import TooManyRefusals
 from codmd.engine.heartbeat import watched
@@ -117,7 +117,7 @@ def distill(
             if ranks.is_first:
                 print(f"going on from {start}", file=sys.stderr)
         ranks.on_first(lambda: write_whole(out / "recipe.toml", to_toml(recipe).encode()))
-        ranks.on_first(lambda: checkpoint.clear_unfinished(out))
+        ranks.on_first(lambda: shelf.clear_unfinished(out))
         stack.callback(session.settle)
         return session.go(on_step, trackers)
 
@@ -275,7 +275,7 @@ class Session:
 
     def _save(self, *, last: bool = False) -> Path:
         """Commits a checkpoint; says which is chosen; only then deletes what is no longer kept."""
-        trainer, folder = self.trainer, checkpoint.folder_of(self.out, self.trainer.step)
+        trainer, folder = self.trainer, shelf.folder_of(self.out, self.trainer.step)
         if self.background is not None:
             try:
                 self.background.wait()
@@ -295,16 +295,16 @@ class Session:
         """What follows a commit, on the first rank: which checkpoint is chosen, and which are no longer kept."""
         if not self.ranks.is_first:
             return newest
-        checkpoint.point(self.out / "latest", newest)
+        shelf.point(self.out / "latest", newest)
         chosen = newest
         if self.metric:
-            there = [p for p in self._points() if checkpoint.folder_of(self.out, p["step"]).is_dir()]
+            there = [p for p in self._points() if shelf.folder_of(self.out, p["step"]).is_dir()]
             leader = best(there, self.metric)
-            chosen = checkpoint.folder_of(self.out, leader["step"]) if leader is not None else newest
+            chosen = shelf.folder_of(self.out, leader["step"]) if leader is not None else newest
         rule = self.recipe.train.choose
         about = {"checkpoint": str(chosen.relative_to(self.out)), "rule": rule, "newest": newest.name}
-        checkpoint.write_json(self.out / "chosen.json", about)
-        checkpoint.prune(self.out, self.recipe.train.keep, chosen)
+        shelf.write_json(self.out / "chosen.json", about)
+        shelf.prune(self.out, self.recipe.train.keep, chosen)
         return chosen
 
 
@@ -317,7 +317,7 @@ def _check_folder(out: Path, recipe: Recipe, init: str | None, allow_changes: bo
         if out.exists() and any(out.iterdir()):
             raise UserError(f"{out}: not empty, and not the folder of a run (no recipe.toml); give another --out")
         return None
-    start = checkpoint.newest_whole(out, warn=lambda message: print(message, file=sys.stderr))
+    start = shelf.newest_whole(out, warn=lambda message: print(message, file=sys.stderr))
     if start is None:
         # A run that ended before its first checkpoint may begin anew, with another recipe too: nothing is lost.
         if not (out / "metrics.jsonl").is_file() and saved.read_text(encoding="utf-8") != to_toml(recipe):

@@ -16,9 +16,9 @@ from jaxtyping import UInt8
 
 import codmd
 from codmd.config import ValidationConfig
-from codmd.engine.checkpoint import write_json
 from codmd.engine.ema import Ema
 from codmd.engine.ranks import Ranks
+from codmd.engine.shelf import write_json
 from codmd.models import Model, as_student
 from codmd.networks import WanNetwork
 from codmd.recipe import Recipe

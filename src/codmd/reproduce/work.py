@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from codmd.engine import checkpoint
+from codmd.engine import shelf
 from codmd.engine.assembly import assemble
 from codmd.engine.distill import distill
 from codmd.engine.signals import stop_on_signals
@@ -104,7 +104,7 @@ def one(plan: Plan, out: Path, run: Run, base: Model) -> int:
     begun = time.monotonic()
     captions, seeds = evaluation_clips(plan.prompts, plan.clips)
     scored = []
-    for path in checkpoint.committed(folder)[-plan.checkpoints :]:
+    for path in shelf.committed(folder)[-plan.checkpoints :]:
         student = load_model(path)
         score_model(student, captions, seeds, out / "scores")
         key = scores_key(student, Settings.of(student), captions, seeds)
@@ -121,7 +121,7 @@ def one(plan: Plan, out: Path, run: Run, base: Model) -> int:
         "seconds": {"training": round(seconds_in(folder / "metrics.jsonl"), 1), "scoring": round(scoring, 1)},
     }
     write_json(out / "results" / f"{run.name}.json", content)
-    for path in checkpoint.committed(folder)[:-1]:  # scored, and large; the last one stays
+    for path in shelf.committed(folder)[:-1]:  # scored, and large; the last one stays
         shutil.rmtree(path)
     return 0
 

@@ -189,53 +189,13 @@ def _answers(setting: Setting, name: str) -> list[Any]:
 # ---- the checks ----------------------------------------------------------------------------------
 
 
-def all_reduce(setting: Setting) -> Finding:
-    return _collective(setting, "all_reduce")
-
-
-def all_gather(setting: Setting) -> Finding:
-    return _collective(setting, "all_gather")
-
-
-def reduce_scatter(setting: Setting) -> Finding:
-    return _collective(setting, "reduce_scatter")
-
-
-def all_to_all(setting: Setting) -> Finding:
-    return _collective(setting, "all_to_all")
-
-
-def _collective(setting: Setting, operation: str) -> Finding:
+def collective(setting: Setting, operation: str) -> Finding:
     errors = _answers(setting, operation)
     worst = max(errors) if all(map(math.isfinite, errors)) else math.inf
     return Finding(worst, 0, f"largest error on any rank{_alone(setting)}")
 
 
-def sharded(setting: Setting) -> Finding:
-    return _mesh(setting, "sharded")
-
-
-def sharded_large(setting: Setting) -> Finding:
-    return _mesh(setting, "large")
-
-
-def sharded_adapters(setting: Setting) -> Finding:
-    return _mesh(setting, "adapters")
-
-
-def hybrid(setting: Setting) -> Finding:
-    return _mesh(setting, "hybrid")
-
-
-def ulysses(setting: Setting) -> Finding:
-    return _mesh(setting, "ulysses")
-
-
-def ring(setting: Setting) -> Finding:
-    return _mesh(setting, "ring")
-
-
-def _mesh(setting: Setting, name: str) -> Finding:
+def trained(setting: Setting, name: str) -> Finding:
     """Any rank's losses and gradient norms against those of one process in fp32."""
     mesh = MESHES[name]
     said = ", ".join(one.partition(".")[2] or one for one in mesh.overrides(setting) if "model.base" not in one)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from codmd.engine import checkpoint
+from codmd.engine import checkpoint, shelf
 from codmd.engine.loop import Trainer
 from codmd.networks.adapters import AdapterNetwork, base_state
 from codmd.rollout import rollout
@@ -191,7 +191,7 @@ def resumed(run: Path, first: Trainer, second: Trainer, *, asynchronous: bool) -
     else:
         checkpoint.save(run, first, about, None)
         expected = figures(first, 1)
-    start = checkpoint.newest_whole(run)
+    start = shelf.newest_whole(run)
     assert start is not None, "no checkpoint was committed"
     checkpoint.load(start, second)
     found = figures(second, 1)

@@ -9,6 +9,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -36,16 +37,13 @@ CHECKS: Mapping[str, Check] = {
     "checkpoint, asynchronous": checks.checkpoint_in_background,
     "peak memory": checks.peak_memory,
     "ranks: launch": across.launched,
-    "ranks: all_reduce": across.all_reduce,
-    "ranks: all_gather": across.all_gather,
-    "ranks: reduce_scatter": across.reduce_scatter,
-    "ranks: all_to_all": across.all_to_all,
-    "ranks: FSDP2": across.sharded,
-    "ranks: FSDP2, as for large models": across.sharded_large,
-    "ranks: FSDP2, adapters": across.sharded_adapters,
-    "ranks: HSDP": across.hybrid,
-    "ranks: context, ulysses": across.ulysses,
-    "ranks: context, ring": across.ring,
+    **{f"ranks: {name}": partial(across.collective, operation=name) for name in across.COLLECTIVES},
+    "ranks: FSDP2": partial(across.trained, name="sharded"),
+    "ranks: FSDP2, as for large models": partial(across.trained, name="large"),
+    "ranks: FSDP2, adapters": partial(across.trained, name="adapters"),
+    "ranks: HSDP": partial(across.trained, name="hybrid"),
+    "ranks: context, ulysses": partial(across.trained, name="ulysses"),
+    "ranks: context, ring": partial(across.trained, name="ring"),
     "ranks: checkpoint, asynchronous": across.saved,
 }
 
